@@ -1,0 +1,82 @@
+"""What `salm_train.py` is configured by: the keys of NeMo's `salm.yaml`, typed, and ours marked as such."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from nemo_speech.collections.speechlm2.data.datamodule import DataConfig
+from nemo_speech.collections.speechlm2.modules.perception import PerceptionConfig
+from nemo_speech.lightning.trainer import TrainerConfig
+from nemo_speech.utils.exp_manager import ExpManagerConfig
+
+
+@dataclass
+class CTCTrainingConfig:
+    """How the CTC head of a `CTCGuidedAdapter` is trained beside the LLM (ours; no effect on other adapters)."""
+
+    weight: float = 0.3
+    """Factor of the CTC loss in the total loss once the LLM is trained too."""
+    warmup_steps: int = 0
+    """Optimizer steps at the start in which the CTC loss is the whole loss and the LLM is not run."""
+
+
+@dataclass
+class ValidationConfig:
+    """What validation does beside teacher-forced loss and accuracy (ours)."""
+
+    decode: bool = True
+    """Generate transcripts and score them (WER, CER, BLEU); False: loss and accuracy only, as NeMo does."""
+    max_new_tokens: int = 128
+    normalizer: Literal['none', 'basic', 'english'] = 'basic'
+    num_logged_samples: int = 4
+    """Reference/transcript pairs written to the log of each set."""
+
+
+@dataclass
+class SALMConfig:
+    """A SALM: which encoder, which LLM, what joins them, and what of it is trained."""
+
+    pretrained_llm: str
+    """Hugging Face directory, hub id, or `.gguf` file."""
+    perception: PerceptionConfig
+    prompt_format: str
+    pretrained_asr: str | None = None
+    """`.nemo` archive whose preprocessor and encoder are taken; None: `perception.encoder` says what to build."""
+    pretrained_weights: bool = True
+    """False: build the architecture only; the weights come from a checkpoint."""
+    audio_locator_tag: str = '<|audioplaceholder|>'
+    freeze_params: list[str] = field(default_factory=list)
+    prevent_freeze_params: list[str] = field(default_factory=list)
+    lora: dict[str, Any] | None = None
+    """Keyword arguments of `peft.LoraConfig`."""
+    optimizer: dict[str, Any] | None = None
+    lr_scheduler: dict[str, Any] | None = None
+    optim_param_groups: list[dict[str, Any]] = field(default_factory=list)
+    """Ours: `{params: regex, lr: ..., weight_decay: ...}`; parameters that match take these values."""
+    tokenizer_path: str | None = None
+    trust_remote_code: bool = False
+    torch_dtype: Literal['float32', 'bfloat16', 'float16'] | None = None
+    """Dtype of the weights; None: torch's default, which the trainer's `precision` sets."""
+    encoder_chunk_size_seconds: float | None = None
+    init_from_checkpoint: str | None = None
+    """SALM directory, or `.ckpt`, whose weights replace those of `pretrained_*`."""
+    backend: Literal['megatron', 'hf'] = 'megatron'
+    """Ours: which implementation of the LLM runs."""
+    save_frozen_weights: bool = False
+    """Ours: keep frozen pretrained weights in every training checkpoint too, instead of once in the sources."""
+    ctc: CTCTrainingConfig = field(default_factory=CTCTrainingConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    model_type: str | None = None
+    """Written by `save_pretrained` for those who look for it; not read."""
+    architectures: list[str] | None = None
+
+
+@dataclass
+class SALMTrainConfig:
+    """The whole of a training run."""
+
+    model: SALMConfig
+    data: DataConfig
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    exp_manager: ExpManagerConfig = field(default_factory=ExpManagerConfig)
+    seed: int | None = 42
+    """Ours: seeds Python, NumPy and torch before the model is built; None leaves them alone."""

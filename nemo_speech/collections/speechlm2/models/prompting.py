@@ -1,0 +1,103 @@
+"""From dialogs or token ids, with audio in one form or another, to one batch that can be generated from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nemo_speech.collections.common.prompts import PromptFormatter
+from nemo_speech.collections.speechlm2.modules.splicing import leading_pad_mask
+from nemo_speech.core.errors import DataError
+
+if TYPE_CHECKING:
+    from nemo_speech.collections.speechlm2.models.salm import SALM
+
+
+@dataclass
+class PromptBatch:
+    """Prompts that end where the answer begins."""
+
+    input_ids: Tensor  # [B, T] int64, left-padded
+    token_mask: Tensor  # [B, T] bool, True = a token
+    audios: Tensor  # [N, S] float, one for each tag in order
+    audio_lens: Tensor  # [N] samples
+
+
+def collate_prompts(
+    model: 'SALM',
+    prompts: Sequence[Sequence[Mapping[str, Any]]] | Tensor,
+    audios: Tensor | None,
+    audio_lens: Tensor | None,
+    enable_thinking: bool | None = None,
+) -> PromptBatch:
+    """Tokenise dialogs, read the audio they name, and pad both into one batch on the model's device.
+
+    Raises:
+        DataError: Audio is given twice or lengths are missing, or the tags and audios differ in number.
+        AudioError: An audio file cannot be read.
+    """
+    if isinstance(prompts, Tensor):
+        input_ids = prompts.to(model.device)
+        token_mask = leading_pad_mask(input_ids, model.text_pad_id)
+        paths: list[str] = []
+    else:
+        ids, paths = tokenize_dialogs(model, prompts, enable_thinking)
+        input_ids, token_mask = left_pad(ids, model.text_pad_id)
+        input_ids, token_mask = input_ids.to(model.device), token_mask.to(model.device)
+    if paths and audios is not None:
+        raise DataError('Audio is given both as `audios` and in the turns of the prompts: give it once.')
+    if paths:
+        waveforms = [read_waveform(path, model.sampling_rate) for path in paths]
+        audios, audio_lens = pad_waveforms(waveforms)
+    if audios is None:
+        audios, audio_lens = torch.zeros(0, 0), torch.zeros(0, dtype=torch.long)
+    if audio_lens is None:
+        raise DataError('`audios` needs `audio_lens`, the number of samples of each row.')
+    return PromptBatch(input_ids, token_mask, audios.to(model.device), audio_lens.to(model.device))
+
+
+def tokenize_dialogs(
+    model: 'SALM', dialogs: Sequence[Sequence[Mapping[str, Any]]], enable_thinking: bool | None
+) -> tuple[list[Tensor], list[str]]:
+    """Context ids of each dialog, and the audio paths of all their turns, in order of their tags."""
+    formatter = PromptFormatter.resolve(model.cfg.prompt_format)(model.tokenizer)
+    ids, paths = [], []
+    for dialog in dialogs:
+        turns = []
+        for turn in dialog:
+            found = turn.get('audio', [])
+            paths.extend(str(p) for p in ([found] if isinstance(found, (str, Path)) else found))
+            turns.append({k: v for k, v in turn.items() if k != 'audio'})
+        ids.append(formatter.encode_dialog(turns, enable_thinking=enable_thinking)['context_ids'])
+    return ids, paths
+
+
+def left_pad(rows: Sequence[Tensor], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Pad rows of ids on the left to `[B, T]`; also the mask, True = a token."""
+    length = max((len(row) for row in rows), default=0)
+    ids = torch.full((len(rows), length), pad_id, dtype=torch.long)
+    mask = torch.zeros(len(rows), length, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        ids[i, length - len(row) :] = torch.as_tensor(row, dtype=torch.long)
+        mask[i, length - len(row) :] = True
+    return ids, mask
+
+
+def read_waveform(path: str | Path, sampling_rate: int) -> Tensor:
+    """Read a file as `[S]` float32 mono at `sampling_rate`; channels are averaged, other rates resampled.
+
+    Raises:
+        AudioError: The file is missing, cannot be decoded, or holds no samples.
+    """
+    from nemo_speech.collections.common.data.audio import load_audio
+
+    return load_audio(path, sampling_rate)
+
+
+def pad_waveforms(waveforms: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Zero-pad waveforms `[S_i]` on the right to `[N, S]`; also their lengths `[N]`."""
+    lens = torch.tensor([len(w) for w in waveforms], dtype=torch.long)
+    return torch.nn.utils.rnn.pad_sequence([w.float() for w in waveforms], batch_first=True), lens

@@ -1,0 +1,73 @@
+"""The steps by which SALM puts its parts together."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from nemo_speech.collections.common.tokenizers import AutoTokenizer
+from nemo_speech.collections.speechlm2.backbones import LLMBackbone
+from nemo_speech.collections.speechlm2.config import SALMConfig
+from nemo_speech.collections.speechlm2.modules.perception import AudioPerceptionModule, load_nemo_perception
+from nemo_speech.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nemo_speech.collections.speechlm2.models.salm import SALM
+
+
+def build_perception(
+    cfg: SALMConfig, llm: LLMBackbone, tokenizer: AutoTokenizer, dtype: torch.dtype
+) -> AudioPerceptionModule:
+    """Build perception so that it ends in the LLM's embedding space.
+
+    The encoder is the one of the `.nemo` archive `pretrained_asr` when there is one, else what `perception.encoder` says.
+
+    Raises:
+        ConfigError: `perception.output_dim` is not the LLM's hidden size.
+    """
+    output_dim = cfg.perception.output_dim or llm.hidden_size
+    if output_dim != llm.hidden_size:
+        raise ConfigError(
+            f'model.perception.output_dim={output_dim} but {cfg.pretrained_llm} has hidden size {llm.hidden_size}: '
+            'leave output_dim out, it follows the LLM.'
+        )
+    perception_cfg = replace(cfg.perception, output_dim=output_dim)
+    if cfg.pretrained_asr is not None and cfg.pretrained_weights:
+        perception = load_nemo_perception(Path(cfg.pretrained_asr), perception_cfg)
+    else:
+        perception = AudioPerceptionModule(perception_cfg, pretrained_weights=cfg.pretrained_weights)
+    if hasattr(perception.modality_adapter, 'bind_llm'):
+        perception.modality_adapter.bind_llm(tokenizer, llm.embed)
+    return perception.to(dtype)
+
+
+def parameter_names(model: 'SALM') -> Iterator[tuple[list[str], Parameter]]:
+    """Every parameter with the names NeMo's users know it by, which freeze patterns are matched against.
+
+    The LLM's parameters go by their Hugging Face names below `llm.`, whichever backbone holds them; one that fuses
+    several Hugging Face tensors has several names. The token embedding is `embed_tokens.weight`.
+    """
+    hf_names = model.llm.hf_parameter_names()
+    for name, parameter in model.named_parameters():
+        if not name.startswith('llm.'):
+            yield [name], parameter
+            continue
+        names = hf_names[name.removeprefix('llm.')]
+        yield [nemo_llm_name(hf_name) for hf_name in names], parameter
+
+
+def nemo_llm_name(hf_name: str) -> str:
+    """Name in a SALM of the LLM tensor that Hugging Face calls `hf_name`."""
+    return 'embed_tokens.weight' if hf_name.endswith('model.embed_tokens.weight') else f'llm.{hf_name}'
+
+
+def freeze_modules_in_eval(modules: Iterable[nn.Module]) -> None:
+    """Put those modules in eval mode all of whose parameters are frozen; one without parameters is left alone."""
+    for module in modules:
+        parameters = list(module.parameters())
+        if parameters and not any(p.requires_grad for p in parameters):
+            module.eval()
