@@ -63,6 +63,8 @@ class SALMConfig:
     """Ours: which implementation of the LLM runs."""
     save_frozen_weights: bool = False
     """Ours: keep frozen pretrained weights in every training checkpoint too, instead of once in the sources."""
+    transcribe_prompt: str = 'Transcribe the following:'
+    """Ours: the user's words before the audio in `transcribe`; may hold `{language}`."""
     ctc: CTCTrainingConfig = field(default_factory=CTCTrainingConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     model_type: str | None = None

@@ -92,7 +92,7 @@ def read_waveform(path: str | Path, sampling_rate: int) -> Tensor:
     Raises:
         AudioError: The file is missing, cannot be decoded, or holds no samples.
     """
-    from nemo_speech.collections.common.data.audio import load_audio
+    from nemo_speech.collections.common.audio import load_audio
 
     return load_audio(path, sampling_rate)
 

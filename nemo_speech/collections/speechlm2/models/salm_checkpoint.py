@@ -329,7 +329,7 @@ def nemo_config(config: Mapping[str, Any]) -> dict[str, Any]:
         CheckpointError: A part has no counterpart in NeMo.
     """
     to_nemo = {ours: nemo for nemo, ours in NEMO_TARGETS.items()}
-    ours_only = {'backend', 'save_frozen_weights', 'ctc', 'validation', 'optim_param_groups'}
+    ours_only = {'backend', 'save_frozen_weights', 'transcribe_prompt', 'ctc', 'validation', 'optim_param_groups'}
 
     def translated(value: Any, path: str) -> Any:
         if isinstance(value, Mapping):

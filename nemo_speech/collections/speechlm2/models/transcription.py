@@ -1,0 +1,225 @@
+"""Speech to text with a SALM: any kind of audio in, texts in the same order out.
+
+Long audio is cut at pauses, because what an LLM leaves out of a long answer is lost without a trace; the pieces tile the
+audio and their texts are joined. Work is sorted by length, so that a batch holds little padding.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nemo_speech.collections.common.audio import load_audio
+from nemo_speech.collections.common.hypothesis import Hypothesis
+from nemo_speech.collections.common.pauses import split_at_pauses
+from nemo_speech.core.errors import AudioError, DataError
+from nemo_speech.utils.logging import get_logger
+
+if TYPE_CHECKING:
+    from nemo_speech.collections.speechlm2.models.salm import SALM
+
+logger = get_logger(__name__)
+
+MANIFEST_SUFFIXES = ('.json', '.jsonl', '.jsonl.gz', '.json.gz')
+
+
+@dataclass
+class Piece:
+    """A stretch of one input that is transcribed at once."""
+
+    item: int  # which input
+    start: int  # samples, within the input
+    waveform: Tensor  # [S]
+
+
+def transcribe(
+    model: 'SALM',
+    audio: Any,
+    *,
+    batch_size: int = 4,
+    prompt: str | None = None,
+    language: str | None = None,
+    max_new_tokens: int = 256,
+    timestamps: bool = False,
+    return_hypotheses: bool = False,
+    max_segment_s: float = 28.0,
+    sample_rate: int | None = None,
+    on_audio_error: Literal['raise', 'skip'] = 'raise',
+    verbose: bool = True,
+    **generation_kwargs: Any,
+) -> list[str] | list[Hypothesis]:
+    """Transcribe audio.
+
+    Args:
+        model: A SALM; it is left in the mode it was in.
+        audio: A path, encoded bytes, a file object, samples (array or tensor), a NeMo manifest (`.json`, `.jsonl`), a
+            lhotse manifest (`.jsonl.gz` and the like), a lhotse CutSet, or a list of any of the first four.
+        batch_size: Pieces that are run at once.
+        prompt: The user's words before the audio; default: `model.transcribe_prompt` of the config.
+        language: Put into the prompt in place of `{language}`; if the prompt has no such place, as "(language)".
+        max_new_tokens: Most tokens of one piece.
+        timestamps: Also give the start and end of each piece, in seconds; implies `return_hypotheses`.
+        return_hypotheses: Return `Hypothesis` objects instead of strings.
+        max_segment_s: Longest piece, seconds; longer audio is cut at pauses.
+        sample_rate: Hz of samples given as arrays or tensors; None: the model's own rate.
+        on_audio_error: `raise`, or `skip`: such an input gets an empty text, its `Hypothesis.error` says why, and the
+            log says how many there were.
+        verbose: Show a progress bar.
+        **generation_kwargs: Of `transformers`' `generate`, such as `num_beams`.
+
+    Returns:
+        One string or Hypothesis for each input, in order.
+
+    Raises:
+        AudioError: An input cannot be read, and `on_audio_error` is `raise`.
+        DataError: A manifest has no audio, or is malformed.
+    """
+    sources = list(list_sources(audio))
+    pieces, results = [], []
+    for item, source in enumerate(sources):
+        try:
+            waveform = read_source(source, model.sampling_rate, sample_rate)
+        except AudioError as error:
+            if on_audio_error == 'raise':
+                raise
+            results.append(Hypothesis('', error=str(error)))
+            continue
+        results.append(Hypothesis('', length=len(waveform) / model.sampling_rate))
+        spans = split_at_pauses(waveform, model.sampling_rate, max_segment_s)
+        pieces.extend(Piece(item, start, waveform[start:end]) for start, end in spans)
+    _report_skipped(results)
+
+    was_training = model.training
+    model.eval()
+    try:
+        text = prompt_with_language(prompt or model.cfg.transcribe_prompt, language)
+        answers = _run(model, pieces, text, batch_size, verbose, max_new_tokens=max_new_tokens, **generation_kwargs)
+    finally:
+        model.train(was_training)
+
+    for piece, ids in zip(pieces, answers):
+        _append(results[piece.item], model, piece, ids, timestamps)
+    return results if return_hypotheses or timestamps else [r.text for r in results]
+
+
+def prompt_with_language(prompt: str, language: str | None) -> str:
+    """Name the language in the prompt."""
+    if '{language}' in prompt:
+        return prompt.replace('{language}', language or 'the language that is spoken')
+    return prompt if language is None else f'{prompt.rstrip()} ({language})'
+
+
+def _run(
+    model: 'SALM', pieces: Sequence[Piece], prompt: str, batch_size: int, verbose: bool, **generation_kwargs: Any
+) -> list[list[int]]:
+    """Token ids of every piece, in the order of `pieces`."""
+    from tqdm import tqdm
+
+    from nemo_speech.collections.speechlm2.models.prompting import pad_waveforms
+    from nemo_speech.collections.speechlm2.models.salm import cut_at_end
+
+    order = sorted(range(len(pieces)), key=lambda i: len(pieces[i].waveform), reverse=True)
+    answers: list[list[int]] = [[] for _ in pieces]
+    dialog = [{'role': 'user', 'content': f'{prompt} {model.audio_locator_tag}'}]
+    seconds = sum(len(p.waveform) for p in pieces) / model.sampling_rate
+    with tqdm(total=round(seconds, 1), unit='s audio', desc='Transcribing', disable=not verbose) as bar:
+        for first in range(0, len(order), batch_size):
+            chosen = order[first : first + batch_size]
+            audios, audio_lens = pad_waveforms([pieces[i].waveform for i in chosen])
+            ids = model.generate([dialog] * len(chosen), audios, audio_lens, **generation_kwargs)
+            for i, row in zip(chosen, cut_at_end(ids, {model.text_eos_id, model.text_pad_id})):
+                answers[i] = row
+            bar.update(round(int(audio_lens.sum()) / model.sampling_rate, 1))
+    return answers
+
+
+def _append(result: Hypothesis, model: 'SALM', piece: Piece, ids: list[int], timestamps: bool) -> None:
+    text = model.tokenizer.ids_to_text(ids).strip()
+    result.text = f'{result.text} {text}'.strip()
+    result.y_sequence.extend(ids)
+    if timestamps:
+        start = piece.start / model.sampling_rate
+        end = start + len(piece.waveform) / model.sampling_rate
+        result.timestamp.setdefault('segment', []).append({'start': start, 'end': end, 'segment': text})
+
+
+def _report_skipped(results: Sequence[Hypothesis]) -> None:
+    failed = [r for r in results if r.error is not None]
+    if failed:
+        logger.warning('%d of %d inputs could not be read; the first: %s', len(failed), len(results), failed[0].error)
+
+
+# -- what there is to transcribe -----------------------------------------------------------------------------------
+
+
+def list_sources(audio: Any) -> Iterator[Any]:
+    """Every single input in `audio`: paths, bytes, file objects, samples, or lhotse cuts."""
+    if isinstance(audio, (str, Path)):
+        yield from _from_path(Path(audio))
+    elif isinstance(audio, (bytes, np.ndarray, Tensor)) or hasattr(audio, 'read') or hasattr(audio, 'load_audio'):
+        yield audio
+    elif isinstance(audio, Iterable):
+        for one in audio:
+            yield from list_sources(one)
+    else:
+        raise AudioError(f'Expected a path, samples, a manifest, a CutSet or a list of these, got {type(audio).__name__}.')
+
+
+def _from_path(path: Path) -> Iterator[Any]:
+    if not path.name.endswith(MANIFEST_SUFFIXES):
+        yield path
+        return
+    if not path.is_file():
+        raise DataError(f'{path}: no such manifest.')
+    if path.name.endswith('.gz'):
+        from lhotse import CutSet
+
+        yield from CutSet.from_file(path)
+        return
+    for number, line in enumerate(path.read_text(encoding='utf-8').splitlines(), start=1):
+        if line.strip():
+            yield _from_manifest_line(path, number, line)
+
+
+def _from_manifest_line(path: Path, number: int, line: str) -> Any:
+    try:
+        item = json.loads(line)
+    except ValueError as error:
+        raise DataError(f'{path}:{number}: not a JSON object ({error}). Expected one object a line.') from error
+    if isinstance(item, dict) and 'audio_filepath' in item:
+        file = Path(item['audio_filepath'])
+        file = file if file.is_absolute() else path.parent / file
+        return (file, float(item.get('offset') or 0.0), item.get('duration')) if item.get('offset') else file
+    if isinstance(item, dict) and item.get('type', '').endswith('Cut'):
+        from lhotse.serialization import deserialize_item
+
+        return deserialize_item(item)
+    raise DataError(f"{path}:{number}: expected a NeMo manifest line with 'audio_filepath', or a lhotse cut.")
+
+
+def read_source(source: Any, rate: int, samples_rate: int | None) -> Tensor:
+    """Waveform `[S]` at `rate` of one of `list_sources`' inputs.
+
+    Raises:
+        AudioError: It cannot be read.
+    """
+    if isinstance(source, tuple):
+        file, offset, duration = source
+        end = None if duration is None else round((offset + float(duration)) * rate)
+        return load_audio(file, rate)[round(offset * rate) : end]
+    if hasattr(source, 'load_audio'):
+        return _read_cut(source, rate)
+    return load_audio(source, rate, source_rate=samples_rate)
+
+
+def _read_cut(cut: Any, rate: int) -> Tensor:
+    try:
+        samples = cut.load_audio()
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        raise AudioError(f'cut {cut.id}: its audio cannot be read ({error}).') from error
+    return load_audio(torch.from_numpy(np.atleast_2d(samples)), rate, source_rate=cut.sampling_rate)
