@@ -55,7 +55,7 @@ def _from_samples(source: np.ndarray | Tensor) -> Tensor:
             samples = samples.float() / -float(torch.iinfo(samples.dtype).min)
     if samples.dim() == 2 and samples.shape[0] > samples.shape[1]:
         samples = samples.T
-    return samples.float().reshape(-1, samples.shape[-1])
+    return (samples if samples.dim() == 2 else samples[None]).float()
 
 
 def _decode(source: str | Path | bytes | BinaryIO) -> tuple[Tensor, int, str]:
