@@ -28,7 +28,7 @@ from nemo_speech.collections.speechlm2.modules.splicing import (
     splice_audio,
 )
 from nemo_speech.core.config import build_config
-from nemo_speech.core.errors import DataError
+from nemo_speech.core.errors import ConfigError, DataError
 from nemo_speech.core.freezing import freeze_by_patterns
 from nemo_speech.core.model import ModelPT
 from nemo_speech.lightning.reduce import mean_over_ranks
@@ -311,6 +311,20 @@ class SALM(ModelPT):
         return GenerationConfig(
             bos_token_id=self.text_bos_id, eos_token_id=self.text_eos_id, pad_token_id=self.text_pad_id
         )
+
+    def end_ids(self, extra_tokens: Sequence[str] = ()) -> list[int]:
+        """Ids that end an answer: the tokenizer's end of text, then `extra_tokens`.
+
+        Raises:
+            ConfigError: One of `extra_tokens` is not a single token of the tokenizer.
+        """
+        ids = [self.text_eos_id]
+        for token in extra_tokens:
+            found = self.tokenizer.text_to_ids(token)
+            if len(found) != 1:
+                raise ConfigError(f'extra_eos_tokens: {token!r} is {len(found)} tokens of the tokenizer, expected one.')
+            ids += found
+        return ids
 
     def text_of(self, token_ids: Tensor) -> list[str]:
         """New token ids `[B, U]` -> texts, each cut at the end of its answer."""

@@ -43,8 +43,10 @@ def transcribe(
     *,
     batch_size: int = 4,
     prompt: str | None = None,
+    system_prompt: str | None = None,
     language: str | None = None,
     max_new_tokens: int = 256,
+    extra_eos_tokens: Sequence[str] = (),
     timestamps: bool = False,
     return_hypotheses: bool = False,
     max_segment_s: float = 28.0,
@@ -61,8 +63,10 @@ def transcribe(
             lhotse manifest (`.jsonl.gz` and the like), a lhotse CutSet, or a list of any of the first four.
         batch_size: Pieces that are run at once.
         prompt: The user's words before the audio; default: `model.transcribe_prompt` of the config.
+        system_prompt: The system's words at the start, for prompt formats that have a place for them.
         language: Put into the prompt in place of `{language}`; if the prompt has no such place, as "(language)".
         max_new_tokens: Most tokens of one piece.
+        extra_eos_tokens: Tokens that end an answer, beside the tokenizer's end of text.
         timestamps: Also give the start and end of each piece, in seconds; implies `return_hypotheses`.
         return_hypotheses: Return `Hypothesis` objects instead of strings.
         max_segment_s: Longest piece, seconds; longer audio is cut at pauses.
@@ -98,7 +102,11 @@ def transcribe(
     model.eval()
     try:
         text = prompt_with_language(prompt or model.cfg.transcribe_prompt, language)
-        answers = _run(model, pieces, text, batch_size, verbose, max_new_tokens=max_new_tokens, **generation_kwargs)
+        dialog = [{'role': 'user', 'content': f'{text} {model.audio_locator_tag}'}]
+        if system_prompt is not None:
+            dialog.insert(0, {'role': 'system', 'content': system_prompt})
+        generation_kwargs |= {'max_new_tokens': max_new_tokens, 'eos_token_id': model.end_ids(extra_eos_tokens)}
+        answers = _run(model, pieces, dialog, batch_size, verbose, **generation_kwargs)
     finally:
         model.train(was_training)
 
@@ -115,7 +123,12 @@ def prompt_with_language(prompt: str, language: str | None) -> str:
 
 
 def _run(
-    model: 'SALM', pieces: Sequence[Piece], prompt: str, batch_size: int, verbose: bool, **generation_kwargs: Any
+    model: 'SALM',
+    pieces: Sequence[Piece],
+    dialog: list[dict[str, str]],
+    batch_size: int,
+    verbose: bool,
+    **generation_kwargs: Any,
 ) -> list[list[int]]:
     """Token ids of every piece, in the order of `pieces`."""
     from tqdm import tqdm
@@ -125,14 +138,14 @@ def _run(
 
     order = sorted(range(len(pieces)), key=lambda i: len(pieces[i].waveform), reverse=True)
     answers: list[list[int]] = [[] for _ in pieces]
-    dialog = [{'role': 'user', 'content': f'{prompt} {model.audio_locator_tag}'}]
+    end_ids = {*generation_kwargs['eos_token_id'], model.text_pad_id}
     seconds = sum(len(p.waveform) for p in pieces) / model.sampling_rate
     with tqdm(total=round(seconds, 1), unit='s audio', desc='Transcribing', disable=not verbose) as bar:
         for first in range(0, len(order), batch_size):
             chosen = order[first : first + batch_size]
             audios, audio_lens = pad_waveforms([pieces[i].waveform for i in chosen])
             ids = model.generate([dialog] * len(chosen), audios, audio_lens, **generation_kwargs)
-            for i, row in zip(chosen, cut_at_end(ids, {model.text_eos_id, model.text_pad_id})):
+            for i, row in zip(chosen, cut_at_end(ids, end_ids)):
                 answers[i] = row
             bar.update(round(int(audio_lens.sum()) / model.sampling_rate, 1))
     return answers
