@@ -1,0 +1,27 @@
+"""Parts of speech-augmented language models, resolved on first use."""
+
+from importlib import import_module
+
+_HOMES = {
+    'AudioPerceptionModule': 'perception',
+    'PerceptionConfig': 'perception',
+    'PerceptionOutput': 'perception',
+    'IdentityConnector': 'adapters',
+    'FrameStackingConnector': 'adapters',
+    'MultiLayerProjectionConnector': 'adapters',
+    'QformerConnector': 'qformer',
+    'HFSpeechEncoder': 'hf_encoders',
+    'CTCGuidedAdapter': 'ctc_guided',
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(import_module(f'{__name__}.{_HOMES[name]}'), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,70 @@
+"""Convolutional subsampling in front of a Conformer: 2x, 4x or 8x fewer frames.
+
+`dw_striding` is FastConformer's (Rekesh et al., 2023, https://arxiv.org/abs/2305.05084): a full convolution, then
+depthwise-separable ones. `striding` has full convolutions throughout.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from nemo_speech.core.errors import ConfigError
+
+_KERNEL, _STRIDE, _PADDING = 3, 2, 1
+
+
+class ConvSubsampling(nn.Module):
+    """Features `[B, T, F]` to `[B, T', D]`, `T' = ceil(T / factor)`.
+
+    Every strided stage sees zeros beyond the valid frames, so a row does not depend on how far it is padded.
+
+    Raises:
+        ConfigError: `subsampling` or `factor` is not supported.
+    """
+
+    def __init__(self, subsampling: str, factor: int, feat_in: int, feat_out: int, conv_channels: int) -> None:
+        super().__init__()
+        if subsampling not in ('striding', 'dw_striding'):
+            raise ConfigError(f'encoder.subsampling: expected striding or dw_striding, got {subsampling!r}')
+        if factor not in (2, 4, 8, 16):
+            raise ConfigError(f'encoder.subsampling_factor: expected 1, 2, 4, 8 or 16, got {factor}')
+        self.factor = factor
+        self.num_stages = factor.bit_length() - 1
+        layers: list[nn.Module] = [nn.Conv2d(1, conv_channels, _KERNEL, _STRIDE, _PADDING), nn.ReLU()]
+        for _ in range(self.num_stages - 1):
+            groups = conv_channels if subsampling == 'dw_striding' else 1
+            layers.append(nn.Conv2d(conv_channels, conv_channels, _KERNEL, _STRIDE, _PADDING, groups=groups))
+            if subsampling == 'dw_striding':
+                layers.append(nn.Conv2d(conv_channels, conv_channels, 1))
+            layers.append(nn.ReLU())
+        num_bins = feat_in
+        for _ in range(self.num_stages):
+            num_bins = _strided_length(num_bins)
+        self.out = nn.Linear(conv_channels * num_bins, feat_out)
+        self.conv = nn.Sequential(*layers)
+
+    def num_output_frames(self, num_frames: Tensor) -> Tensor:
+        for _ in range(self.num_stages):
+            num_frames = _strided_length(num_frames)
+        return num_frames
+
+    def forward(self, feats: Tensor, feat_lens: Tensor) -> tuple[Tensor, Tensor]:
+        """Subsampled frames `[B, T', D]` and how many of them are valid `[B]`."""
+        x = feats.unsqueeze(1)  # [B, 1, T, F]
+        for layer in self.conv:
+            if isinstance(layer, nn.Conv2d) and layer.stride == (_STRIDE, _STRIDE):
+                x = _zero_invalid(x, feat_lens)
+                feat_lens = _strided_length(feat_lens)
+            x = layer(x)
+        x = _zero_invalid(x, feat_lens).transpose(1, 2)  # [B, T', C, F']
+        return self.out(x.flatten(2)), feat_lens
+
+
+def _strided_length(length):
+    """Outputs of one strided stage, for an int or elementwise for a tensor; 0 stays 0."""
+    return (length + 2 * _PADDING - _KERNEL) // _STRIDE + 1
+
+
+def _zero_invalid(x: Tensor, lens: Tensor) -> Tensor:
+    """Zero `[B, C, T, F]` at frames at or beyond `lens`."""
+    invalid_mask = torch.arange(x.shape[2], device=x.device) >= lens[:, None]
+    return x.masked_fill(invalid_mask[:, None, :, None], 0.0)

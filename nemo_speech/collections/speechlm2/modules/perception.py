@@ -1,0 +1,270 @@
+"""Audio to LLM embeddings: frontend, speech encoder, modality adapter, projection."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nemo_speech.collections.asr.modules.conformer_encoder import ConformerEncoder, EncoderOutput
+from nemo_speech.collections.speechlm2.modules.adapters import AdapterOutput, MultiLayerAdapter, TranscriptAwareAdapter
+from nemo_speech.collections.speechlm2.modules.feature_cache import EncoderFeatureCache, weights_fingerprint
+from nemo_speech.core.config import build_config
+from nemo_speech.core.errors import ConfigError
+from nemo_speech.core.instantiate import instantiate
+
+# Where NeMo keeps the encoder when the adapter reads several of its layers, and where it always is here.
+_NEMO_MULTILAYER_PREFIX = 'encoder_multilayer.encoder.'
+_ENCODER_PREFIX = 'encoder.'
+
+
+@dataclass
+class PerceptionConfig:
+    """The `perception` section of a SALM; the parts are `{_target_: ..., key: value}`."""
+
+    modality_adapter: dict[str, Any]
+    encoder: dict[str, Any] | None = None
+    """None, or only the keys that differ, where `pretrained_asr` brings the encoder."""
+    preprocessor: dict[str, Any] | None = None
+    """None also for encoders that take waveforms."""
+    spec_augment: dict[str, Any] | None = None
+    """Applied in training only."""
+    output_dim: int | None = None
+    """The LLM's hidden size; needed where a projection stands behind the adapter."""
+    target: str | None = None
+    """Written by NeMo; not read."""
+    cache_encoder_features: bool = False
+    """Ours: keep the output of a frozen encoder for every clip that it has seen, for small data on slow machines."""
+    encoder_cache_max_bytes: int = 2**30
+
+
+@dataclass
+class PerceptionOutput:
+    """Audio in the LLM's embedding space."""
+
+    embeddings: Tensor
+    """`[B, T, H]`"""
+    lens: Tensor
+    """`[B]`, int64: valid positions."""
+    aux_loss: Tensor | None = None
+    """Scalar loss of the adapter's own, where transcripts were given to one that learns from them."""
+    aux_metrics: dict[str, Tensor] = field(default_factory=dict)
+    text: list[str] | None = None
+    """Transcripts that the adapter itself read, where it does."""
+
+
+class AudioPerceptionModule(nn.Module):
+    """Preprocessor, SpecAugment (training only), encoder, modality adapter and `proj`, built from their configs.
+
+    `proj` is a Linear from the adapter's `d_model` to `output_dim` where the adapter's config has `d_model` and no
+    `output_dim`, else nothing, as in NeMo.
+
+    Args:
+        cfg: `PerceptionConfig`, or a mapping with its keys.
+
+    Raises:
+        ConfigError: A part is missing, or parts do not fit each other.
+    """
+
+    def __init__(self, cfg: PerceptionConfig | Mapping[str, Any]) -> None:
+        super().__init__()
+        cfg = cfg if isinstance(cfg, PerceptionConfig) else build_config(PerceptionConfig, cfg, path='perception')
+        if cfg.encoder is None:
+            raise ConfigError('perception.encoder: missing; give one, or pretrained_asr to take it from')
+        self.cfg = cfg
+        self.encoder = instantiate(cfg.encoder, path='perception.encoder')
+        self.preprocessor = _build_preprocessor(cfg, self.encoder)
+        self.spec_augmentation = (
+            instantiate(cfg.spec_augment, path='perception.spec_augment') if cfg.spec_augment else None
+        )
+        self.modality_adapter = instantiate(cfg.modality_adapter, path='perception.modality_adapter')
+        self.proj = _build_projection(cfg, self.modality_adapter)
+        self._cache = EncoderFeatureCache(cfg.encoder_cache_max_bytes) if cfg.cache_encoder_features else None
+        _check_channels(self.encoder, self.modality_adapter)
+        self.register_load_state_dict_pre_hook(_accept_nemo_keys)
+
+    @property
+    def takes_waveform(self) -> bool:
+        """Whether the encoder owns its features, so that there is no preprocessor."""
+        return self.preprocessor is None
+
+    @property
+    def sampling_rate(self) -> int:
+        return self.encoder.sampling_rate if self.takes_waveform else self.preprocessor.sample_rate
+
+    @property
+    def frame_duration(self) -> float:
+        """Seconds from one encoder frame to the next."""
+        if self.takes_waveform:
+            return self.encoder.frame_duration
+        return self.preprocessor.hop_samples / self.preprocessor.sample_rate * self.encoder.subsampling_factor
+
+    @property
+    def token_equivalent_duration(self) -> float:
+        """Seconds of audio in one LLM position."""
+        return self.frame_duration * self.modality_adapter.subsampling_factor
+
+    @property
+    def inputs_per_frame(self) -> int:
+        """Feature frames, or samples for a waveform encoder, from one encoder frame to the next."""
+        return (
+            round(self.frame_duration * self.sampling_rate) if self.takes_waveform else self.encoder.subsampling_factor
+        )
+
+    @property
+    def layer_ids(self) -> list[int]:
+        """Encoder layers that the adapter reads; empty if only the output."""
+        return (
+            list(self.modality_adapter.target_layer_ids)
+            if isinstance(self.modality_adapter, MultiLayerAdapter)
+            else []
+        )
+
+    def num_output_frames(self, num_samples: Tensor) -> Tensor:
+        """LLM positions for clips of `num_samples` samples, elementwise, int64; exact.
+
+        An adapter that drops frames by what is said gives at most so many.
+        """
+        frames = num_samples if self.takes_waveform else self.preprocessor.num_output_frames(num_samples)
+        return self.modality_adapter.num_output_frames(self.encoder.num_output_frames(frames)).to(torch.int64)
+
+    def set_activation_checkpointing(self, enabled: bool) -> None:
+        """Recompute Conformer layers in the backward pass instead of keeping their activations."""
+        for part in (self.encoder, self.modality_adapter):
+            if isinstance(part, ConformerEncoder):
+                part.activation_checkpointing = enabled
+
+    def forward(
+        self,
+        input_signal: Tensor | None = None,
+        input_signal_length: Tensor | None = None,
+        processed_signal: Tensor | None = None,
+        processed_signal_length: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """NeMo's call: waveforms `[B, S]`, or features `[B, F, T]`, to embeddings `[B, T', H]` and lengths `[B]`.
+
+        Raises:
+            ValueError: Neither or both of waveforms and features are given.
+        """
+        if (input_signal is None) == (processed_signal is None):
+            raise ValueError('give either input_signal with its length, or processed_signal with its length')
+        if processed_signal is None:
+            output = self.encode(input_signal, input_signal_length)
+        else:
+            output = self.adapt(self.encode_inputs(processed_signal, processed_signal_length))
+        return output.embeddings, output.lens
+
+    def encode(
+        self, input_signal: Tensor, input_signal_length: Tensor, transcripts: Sequence[str | None] | None = None
+    ) -> PerceptionOutput:
+        """Embed a padded batch of audio.
+
+        Args:
+            input_signal: `[B, S]`, float, at `sampling_rate`. Samples at or beyond the lengths have no effect.
+            input_signal_length: `[B]`, integer.
+            transcripts: What is said in each clip, for adapters that learn from it; None where unknown.
+        """
+        lens = input_signal_length.to(input_signal.device, torch.int64)
+        if self._cache is not None and self._features_are_reusable():
+            encoded = self._cache.encode(input_signal, lens, self.encode_audio, weights_fingerprint(self.encoder))
+        else:
+            encoded = self.encode_audio(input_signal, lens)
+        return self.adapt(encoded, transcripts)
+
+    def encode_audio(self, input_signal: Tensor, lens: Tensor) -> EncoderOutput:
+        """Encoder frames of waveforms, before the adapter."""
+        return self.encode_inputs(*self.prepare(input_signal, lens))
+
+    def prepare(self, input_signal: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
+        """What the encoder takes: features `[B, F, T]`, augmented in training, or the waveforms themselves."""
+        if self.takes_waveform:
+            return input_signal, lens
+        feats, feat_lens = self.preprocessor(input_signal=input_signal, length=lens)
+        if self.spec_augmentation is not None and self.training:
+            feats = self.spec_augmentation(input_spec=feats, length=feat_lens)
+        return feats, feat_lens
+
+    def encode_inputs(self, inputs: Tensor, lens: Tensor) -> EncoderOutput:
+        """Run the encoder on what `prepare` gave."""
+        if isinstance(self.encoder, ConformerEncoder):
+            return self.encoder.encode_frames(inputs.transpose(1, 2), lens, self.layer_ids)
+        frames, frame_lens = self.encoder(audio_signal=inputs, length=lens)
+        return EncoderOutput(frames.transpose(1, 2), frame_lens, [])
+
+    def adapt(self, encoded: EncoderOutput, transcripts: Sequence[str | None] | None = None) -> PerceptionOutput:
+        """Adapter and projection."""
+        adapted = self._run_adapter(encoded, transcripts)
+        return PerceptionOutput(
+            embeddings=self.proj(adapted.frames),
+            lens=adapted.lens,
+            aux_loss=adapted.aux_loss,
+            aux_metrics=adapted.aux_metrics,
+            text=adapted.text,
+        )
+
+    def _run_adapter(self, encoded: EncoderOutput, transcripts: Sequence[str | None] | None) -> AdapterOutput:
+        adapter = self.modality_adapter
+        if isinstance(adapter, TranscriptAwareAdapter):
+            return adapter.encode(encoded.frames, encoded.lens, transcripts)
+        if isinstance(adapter, ConformerEncoder):
+            output = adapter.encode_frames(encoded.frames, encoded.lens)
+            return AdapterOutput(output.frames, output.lens)
+        if isinstance(adapter, MultiLayerAdapter):
+            layers = encoded.layers + [encoded.frames] * adapter.include_final_output
+            return AdapterOutput(*adapter(layers, encoded.lens))
+        return AdapterOutput(*adapter(encoded.frames, encoded.lens))
+
+    def _features_are_reusable(self) -> bool:
+        """Whether the encoder gives the same frames for the same clip every time, and needs no gradient."""
+        augmented = self.training and self.spec_augmentation is not None
+        dithered = self.preprocessor is not None and self.preprocessor.training and self.preprocessor.dither > 0
+        frozen = not self.encoder.training and not any(p.requires_grad for p in self.encoder.parameters())
+        return frozen and not augmented and not dithered
+
+
+def to_nemo_key(key: str, perception: AudioPerceptionModule) -> str:
+    """NeMo's name for an entry of `perception.state_dict()`; loading accepts both names."""
+    if key.startswith(_ENCODER_PREFIX) and isinstance(perception.modality_adapter, MultiLayerAdapter):
+        return _NEMO_MULTILAYER_PREFIX + key.removeprefix(_ENCODER_PREFIX)
+    return key
+
+
+def from_nemo_key(key: str) -> str:
+    """Our name for an entry of NeMo's perception state dict."""
+    if key.startswith(_NEMO_MULTILAYER_PREFIX):
+        return _ENCODER_PREFIX + key.removeprefix(_NEMO_MULTILAYER_PREFIX)
+    return key
+
+
+def _accept_nemo_keys(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    for key in [key for key in state_dict if key.startswith(prefix + _NEMO_MULTILAYER_PREFIX)]:
+        state_dict[prefix + from_nemo_key(key.removeprefix(prefix))] = state_dict.pop(key)
+
+
+def _build_preprocessor(cfg: PerceptionConfig, encoder: nn.Module) -> nn.Module | None:
+    if getattr(encoder, 'takes_waveform', False):
+        if cfg.preprocessor is not None:
+            raise ConfigError('perception.preprocessor: this encoder makes its own features; remove the section')
+        if cfg.spec_augment is not None:
+            raise ConfigError('perception.spec_augment: this encoder makes its own features; remove the section')
+        return None
+    if cfg.preprocessor is None:
+        raise ConfigError('perception.preprocessor: missing; this encoder takes log-mel features')
+    return instantiate(cfg.preprocessor, path='perception.preprocessor')
+
+
+def _build_projection(cfg: PerceptionConfig, adapter: nn.Module) -> nn.Module:
+    if cfg.modality_adapter.get('d_model') is None or cfg.modality_adapter.get('output_dim') is not None:
+        return nn.Identity()
+    if cfg.output_dim is None:
+        raise ConfigError("perception.output_dim: missing; it is the LLM's hidden size, which proj maps to")
+    return nn.Linear(adapter.d_model, cfg.output_dim)
+
+
+def _check_channels(encoder: nn.Module, adapter: nn.Module) -> None:
+    """A width that does not fit is a mistake in the config, better said now than as a matrix shape in the first step."""
+    taken = adapter.feat_in if isinstance(adapter, ConformerEncoder) else adapter.input_dim
+    if isinstance(adapter, TranscriptAwareAdapter) or taken in (None, encoder.d_model):
+        return
+    raise ConfigError(f'perception.modality_adapter: takes {taken} channels, but the encoder gives {encoder.d_model}')
