@@ -112,7 +112,9 @@ def _deb_data(path: Path) -> tuple[str, bytes]:
 def _write(source: BinaryIO, num_bytes: int, archive: Path, name: str, directory: Path) -> Path:
     parts = PurePosixPath(name.replace('\\', '/')).parts
     if name.startswith('/') or '..' in parts or any(':' in part or '\0' in part for part in parts):
-        raise DataError(f'{archive} holds a file named {name!r}, which leads out of the directory; it was not unpacked.')
+        raise DataError(
+            f'{archive} holds a file named {name!r}, which leads out of the directory; it was not unpacked.'
+        )
     target = directory.joinpath(*parts)
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target, 'wb') as out:

