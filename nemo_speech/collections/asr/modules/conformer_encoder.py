@@ -34,16 +34,16 @@ class ConformerEncoder(nn.Module):
 
     Takes NeMo's keys; FastConformer is `subsampling=dw_striding, subsampling_factor=8`. With `subsampling_factor=1` a
     Linear stands in for the convolutions, as in a modality adapter. `use_pytorch_sdpa*`, `pos_emb_max_len`,
-    `sync_max_audio_length` and `subsampling_conv_chunking_factor` choose between equal results in NeMo and have no effect:
-    attention always runs on `scaled_dot_product_attention` and the table of positions grows as needed.
+    `sync_max_audio_length` and `subsampling_conv_chunking_factor` choose between equal results in NeMo and have no
+    effect: attention always runs on `scaled_dot_product_attention` and the table of positions grows as needed.
 
     Attributes:
         d_model: Channels of the output, which is `feat_out` where given.
         subsampling_factor: Feature frames in an output frame.
 
     Raises:
-        ConfigError: A value is invalid, or names an option that is not supported: limited or chunked attention context,
-            local or absolute positions, causal convolutions, reduction, other subsamplings or norms.
+        ConfigError: A value is invalid, or names an option that is not supported: limited or chunked attention
+            context, local or absolute positions, causal convolutions, reduction, other subsamplings or norms.
     """
 
     def __init__(
@@ -152,7 +152,8 @@ class ConformerEncoder(nn.Module):
         """Encode `[B, T, F]`; frames at or beyond `feat_lens` never affect the valid ones.
 
         Args:
-            layer_ids: Layers whose output is wanted too, from 0; like the frames, it is projected to `feat_out`, as in NeMo.
+            layer_ids: Layers whose output is wanted too, from 0; like the frames, it is projected to `feat_out`, as
+                in NeMo.
 
         Raises:
             ValueError: `feats.shape[-1] != feat_in`, or a layer id is out of range.

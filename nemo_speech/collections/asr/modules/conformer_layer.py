@@ -1,4 +1,4 @@
-"""One Conformer block (Gulati et al., 2020, https://arxiv.org/abs/2005.08100): half FFN, attention, convolution, half FFN."""
+"""One Conformer block (Gulati et al., 2020, https://arxiv.org/abs/2005.08100)."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -78,7 +78,7 @@ class ConformerLayer(nn.Module):
         self.norm_out = nn.LayerNorm(d_model)
 
     def forward(self, x: Tensor, pos_emb: Tensor, allowed_mask: Tensor, invalid_mask: Tensor) -> Tensor:
-        """See `RelPositionMultiHeadAttention` for `pos_emb` and `allowed_mask`; `invalid_mask` `[B, T, 1]` marks padding."""
+        """`pos_emb`, `allowed_mask`: see `RelPositionMultiHeadAttention`; `invalid_mask` `[B, T, 1]` marks padding."""
         x = x + self.dropout(self.feed_forward1(self.norm_feed_forward1(x))) * 0.5
         x = x + self.dropout(self.self_attn(self.norm_self_att(x), pos_emb, allowed_mask))
         x = x + self.dropout(self.conv(self.norm_conv(x), invalid_mask))

@@ -24,9 +24,10 @@ _STD_FLOOR = 1e-5
 class AudioToMelSpectrogramPreprocessor(nn.Module):
     """Waveforms `[B, S]` to log-mel features `[B, F, T]`.
 
-    Takes NeMo's keys. `window_size` and `window_stride` are seconds (`n_window_size`, `n_window_stride` samples instead),
-    `features` the number of mel bins, `normalize` one of `per_feature`, `all_features`, `None` or
-    `{fixed_mean: [...], fixed_std: [...]}`, `pad_to` the multiple of frames to pad to, or 0. Dither is added in training only.
+    Takes NeMo's keys. `window_size` and `window_stride` are seconds (`n_window_size`, `n_window_stride` samples
+    instead), `features` the number of mel bins, `normalize` one of `per_feature`, `all_features`, `None` or
+    `{fixed_mean: [...], fixed_std: [...]}`, `pad_to` the multiple of frames to pad to, or 0. Dither is added in
+    training only.
 
     Raises:
         ConfigError: A value is not valid, or names an option of NeMo that is not there (narrow-band augmentation,
@@ -112,8 +113,8 @@ class AudioToMelSpectrogramPreprocessor(nn.Module):
             length: Valid samples `[B]`, in `0..S`.
 
         Returns:
-            Features `[B, F, T]` in the module's dtype with `pad_value` beyond the valid frames, and valid frames `[B]`,
-            int64. `T` is one more than the longest (the last column of a centred STFT is never valid in NeMo).
+            Features `[B, F, T]` in the module's dtype with `pad_value` beyond the valid frames, and valid frames
+            `[B]`, int64. `T` is one more than the longest (the last column of a centred STFT is never valid in NeMo).
 
         Raises:
             AudioError: `input_signal` is not `[B, S]`.
@@ -184,8 +185,8 @@ class LogMelFeaturizer(nn.Module):
     def forward(self, signal: Tensor, length: Tensor) -> Tensor:
         """Log-mel `[B, F, T]` of `signal` `[B, S]`, float32; not yet normalised or masked."""
         if self.exact_pad and self.preemph:
-            # In NeMo, exact padding comes before the cut at `length`, which so takes `edge_pad_samples` of the clip too.
-            # Published models were trained that way.
+            # In NeMo, exact padding comes before the cut at `length`, which so takes `edge_pad_samples` of the clip
+            # too. Published models were trained that way.
             signal = self._cut(self._emphasize(self._pad(signal)), length)
         else:
             signal = self._pad(self._cut(self._emphasize(signal), length))
@@ -294,6 +295,4 @@ def _refuse_unsupported(frame_splicing: int, rng: object, nb_augmentation_prob: 
     if rng is not None:
         raise ConfigError('preprocessor.rng: an injected random generator is not supported; seed torch instead')
     if nb_augmentation_prob:
-        raise ConfigError(
-            f'preprocessor.nb_augmentation_prob: narrow-band augmentation is not supported, got {nb_augmentation_prob}; set 0'
-        )
+        raise ConfigError(f'preprocessor.nb_augmentation_prob: only 0 is supported, got {nb_augmentation_prob}')

@@ -111,8 +111,8 @@ def zero_pos_biases(n_heads: int, d_head: int) -> tuple[nn.Parameter, nn.Paramet
 def distance_to_key(by_distance: Tensor) -> Tensor:
     """Scores by distance `[..., T, 2T-1]` (`T-1` first) as scores by key `[..., T, T]`, without a copy.
 
-    Key j of query i lies at column `T-1-i+j`, that is, at `T-1 + i (2T-2) + j` of the flattened matrix: a view whose rows
-    are one element shorter.
+    Key j of query i lies at column `T-1-i+j`, that is, at `T-1 + i (2T-2) + j` of the flattened matrix: a view whose
+    rows are one element shorter.
     """
     num_frames = by_distance.shape[-2]
     if num_frames == 1:

@@ -1,8 +1,8 @@
 """What stands between a speech encoder and the LLM: identity, frame stacking, projection of several layers.
 
-An adapter is a module `forward(x [B, T, D], lens [B]) -> (y [B, T', D'], lens' [B])` with the attributes of `ModalityAdapter`.
-One with `target_layer_ids` gets a list of layer outputs instead of `x`; one that needs transcripts has
-`encode(x, lens, transcripts)` as well (`TranscriptAwareAdapter`).
+An adapter is a module `forward(x [B, T, D], lens [B]) -> (y [B, T', D'], lens' [B])` with the attributes of
+`ModalityAdapter`. One with `target_layer_ids` gets a list of layer outputs instead of `x`; one that needs transcripts
+has `encode(x, lens, transcripts)` as well (`TranscriptAwareAdapter`).
 """
 
 from collections.abc import Sequence

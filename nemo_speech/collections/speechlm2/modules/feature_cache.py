@@ -1,8 +1,8 @@
 """Outputs of a frozen encoder, kept by what was heard.
 
-Training a small adapter on minutes of audio runs the same frozen encoder on the same clips over and over, which on a CPU is
-most of the time. The key is a digest of the samples themselves, so a clip that was cut, padded or augmented differently is
-another clip, and the whole cache is dropped when the encoder's weights change.
+Training a small adapter on minutes of audio runs the same frozen encoder on the same clips over and over, which on a
+CPU is most of the time. The key is a digest of the samples themselves, so a clip that was cut, padded or augmented
+differently is another clip, and the whole cache is dropped when the encoder's weights change.
 """
 
 import hashlib
@@ -19,8 +19,9 @@ from nemo_speech.collections.asr.modules.conformer_encoder import EncoderOutput
 class EncoderFeatureCache:
     """Least recently used outputs, up to `max_bytes`.
 
-    Clips are encoded one by one and without padding, so that the result depends on nothing but the clip: with a batch of
-    misses it would carry rounding of whatever else was in it, and a resumed run would differ from an uninterrupted one.
+    Clips are encoded one by one and without padding, so that the result depends on nothing but the clip: with a batch
+    of misses it would carry rounding of whatever else was in it, and a resumed run would differ from an uninterrupted
+    one.
     """
 
     def __init__(self, max_bytes: int) -> None:

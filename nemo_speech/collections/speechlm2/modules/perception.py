@@ -1,7 +1,8 @@
 """Audio to LLM embeddings: frontend, speech encoder, modality adapter, projection."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,13 +11,16 @@ from torch import Tensor, nn
 from nemo_speech.collections.asr.modules.conformer_encoder import ConformerEncoder, EncoderOutput
 from nemo_speech.collections.speechlm2.modules.adapters import AdapterOutput, MultiLayerAdapter, TranscriptAwareAdapter
 from nemo_speech.collections.speechlm2.modules.feature_cache import EncoderFeatureCache, weights_fingerprint
+from nemo_speech.collections.speechlm2.modules.hf_encoders import HFSpeechEncoder
 from nemo_speech.core.config import build_config
-from nemo_speech.core.errors import ConfigError
-from nemo_speech.core.instantiate import instantiate
+from nemo_speech.core.errors import CheckpointError, ConfigError
+from nemo_speech.core.instantiate import instantiate, resolve_target
 
 # Where NeMo keeps the encoder when the adapter reads several of its layers, and where it always is here.
 _NEMO_MULTILAYER_PREFIX = 'encoder_multilayer.encoder.'
 _ENCODER_PREFIX = 'encoder.'
+# What is taken from an ASR archive.
+_ASR_PARTS = ('preprocessor', 'encoder')
 
 
 @dataclass
@@ -62,18 +66,20 @@ class AudioPerceptionModule(nn.Module):
 
     Args:
         cfg: `PerceptionConfig`, or a mapping with its keys.
+        pretrained_weights: False: build a Hugging Face encoder without reading its weights, which come from a
+            checkpoint.
 
     Raises:
         ConfigError: A part is missing, or parts do not fit each other.
     """
 
-    def __init__(self, cfg: PerceptionConfig | Mapping[str, Any]) -> None:
+    def __init__(self, cfg: PerceptionConfig | Mapping[str, Any], pretrained_weights: bool = True) -> None:
         super().__init__()
         cfg = cfg if isinstance(cfg, PerceptionConfig) else build_config(PerceptionConfig, cfg, path='perception')
         if cfg.encoder is None:
             raise ConfigError('perception.encoder: missing; give one, or pretrained_asr to take it from')
         self.cfg = cfg
-        self.encoder = instantiate(cfg.encoder, path='perception.encoder')
+        self.encoder = _build_encoder(cfg.encoder, pretrained_weights)
         self.preprocessor = _build_preprocessor(cfg, self.encoder)
         self.spec_augmentation = (
             instantiate(cfg.spec_augment, path='perception.spec_augment') if cfg.spec_augment else None
@@ -128,6 +134,12 @@ class AudioPerceptionModule(nn.Module):
         """
         frames = num_samples if self.takes_waveform else self.preprocessor.num_output_frames(num_samples)
         return self.modality_adapter.num_output_frames(self.encoder.num_output_frames(frames)).to(torch.int64)
+
+    def resolved_config(self) -> PerceptionConfig:
+        """The config that rebuilds this module without the `.nemo` archive or hub model it was made from."""
+        if isinstance(self.encoder, HFSpeechEncoder):
+            return replace(self.cfg, encoder={**self.cfg.encoder, 'config': self.encoder.hf_config_dict})
+        return self.cfg
 
     def set_activation_checkpointing(self, enabled: bool) -> None:
         """Recompute Conformer layers in the backward pass instead of keeping their activations."""
@@ -223,6 +235,39 @@ class AudioPerceptionModule(nn.Module):
         return frozen and not augmented and not dithered
 
 
+def load_nemo_perception(
+    archive_path: str | Path, cfg: PerceptionConfig | Mapping[str, Any], pretrained_weights: bool = True
+) -> AudioPerceptionModule:
+    """Perception with the preprocessor and encoder of a `.nemo` ASR model.
+
+    Args:
+        archive_path: The archive.
+        cfg: Keys of its `encoder` and `preprocessor` replace the archive's (dropout, say).
+        pretrained_weights: False: take the configs only.
+
+    Raises:
+        CheckpointError: The archive cannot be read, has no encoder, or its weights do not fit the encoder.
+        ConfigError: The encoder's config has keys or values that are not supported.
+    """
+    from nemo_speech.core.archive import read_nemo
+
+    cfg = cfg if isinstance(cfg, PerceptionConfig) else build_config(PerceptionConfig, cfg, path='perception')
+    archive = read_nemo(archive_path)
+    missing = [part for part in _ASR_PARTS if not isinstance(archive.config.get(part), Mapping)]
+    if missing:
+        raise CheckpointError(f'{archive_path}: no {" and no ".join(missing)} in its config; is it an ASR model?')
+    cfg = replace(
+        cfg,
+        preprocessor={**archive.config['preprocessor'], **(cfg.preprocessor or {})},
+        encoder={**archive.config['encoder'], **(cfg.encoder or {})},
+    )
+    perception = AudioPerceptionModule(cfg)
+    if pretrained_weights:
+        for part in _ASR_PARTS:
+            _load_part(getattr(perception, part), part, archive.state_dict, archive_path)
+    return perception
+
+
 def to_nemo_key(key: str, perception: AudioPerceptionModule) -> str:
     """NeMo's name for an entry of `perception.state_dict()`; loading accepts both names."""
     if key.startswith(_ENCODER_PREFIX) and isinstance(perception.modality_adapter, MultiLayerAdapter):
@@ -237,13 +282,30 @@ def from_nemo_key(key: str) -> str:
     return key
 
 
+def _load_part(module: nn.Module, part: str, state_dict: Mapping[str, Tensor], source: str | Path) -> None:
+    weights = {k.removeprefix(f'{part}.'): v for k, v in state_dict.items() if k.startswith(f'{part}.')}
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{source}: the weights of '{part}' do not fit perception.{part}; keys that change shapes must be the "
+            f"archive's. {error}"
+        ) from error
+
+
 def _accept_nemo_keys(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
     for key in [key for key in state_dict if key.startswith(prefix + _NEMO_MULTILAYER_PREFIX)]:
         state_dict[prefix + from_nemo_key(key.removeprefix(prefix))] = state_dict.pop(key)
 
 
+def _build_encoder(cfg: Mapping[str, Any], pretrained_weights: bool) -> nn.Module:
+    target = resolve_target(cfg.get('_target_', ''), path='perception.encoder')
+    without_weights = {'pretrained_weights': False} if issubclass(target, HFSpeechEncoder) else {}
+    return instantiate(cfg, path='perception.encoder', **({} if pretrained_weights else without_weights))
+
+
 def _build_preprocessor(cfg: PerceptionConfig, encoder: nn.Module) -> nn.Module | None:
-    if getattr(encoder, 'takes_waveform', False):
+    if getattr(encoder, 'takes_waveform', False):  # not in NeMo's encoders, nor in those a user brings
         if cfg.preprocessor is not None:
             raise ConfigError('perception.preprocessor: this encoder makes its own features; remove the section')
         if cfg.spec_augment is not None:
@@ -263,7 +325,7 @@ def _build_projection(cfg: PerceptionConfig, adapter: nn.Module) -> nn.Module:
 
 
 def _check_channels(encoder: nn.Module, adapter: nn.Module) -> None:
-    """A width that does not fit is a mistake in the config, better said now than as a matrix shape in the first step."""
+    """Say now that widths do not fit, not as matrix shapes in the first step."""
     taken = adapter.feat_in if isinstance(adapter, ConformerEncoder) else adapter.input_dim
     if isinstance(adapter, TranscriptAwareAdapter) or taken in (None, encoder.d_model):
         return

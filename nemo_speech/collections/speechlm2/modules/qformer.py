@@ -1,4 +1,4 @@
-"""Q-Former (Li et al., 2023, https://arxiv.org/abs/2301.12597): learned queries that read the encoder by cross-attention."""
+"""Q-Former (Li et al., 2023, https://arxiv.org/abs/2301.12597): learned queries that read the encoder."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,8 +13,8 @@ from nemo_speech.core.errors import ConfigError
 class QformerConnector(nn.Module):
     """Turns any number of frames into `prompt_size` positions, or `prompt_size` a window.
 
-    Each encoder layer asked for has queries of its own; what they read is mixed by learned weights. Padding is masked, and
-    the lengths are the number of queries (in NeMo padding is read, and the lengths are the hidden size).
+    Each encoder layer asked for has queries of its own; what they read is mixed by learned weights. Padding is
+    masked, and the lengths are the number of queries (in NeMo padding is read, and the lengths are the hidden size).
 
     Args:
         prompt_size: Queries.
@@ -23,8 +23,8 @@ class QformerConnector(nn.Module):
         encoder_config: `d_model`, and `encoder_attention_heads` (default 4).
         llm_config: `hidden_size`, the channels of the result.
         include_final_output: Read the encoder's output too.
-        window_frames: Apply the queries to each window of so many frames, so that the number of positions grows with the
-            audio; None: to all frames at once.
+        window_frames: Apply the queries to each window of so many frames, so that the number of positions grows with
+            the audio; None: to all frames at once.
 
     Raises:
         ConfigError: A number is out of range, or nothing is left to read.
@@ -46,7 +46,7 @@ class QformerConnector(nn.Module):
         if prompt_size < 1 or num_inputs < 1 or (window_frames is not None and window_frames < 1):
             raise ConfigError(
                 'modality_adapter: prompt_size and window_frames must be at least 1, and target_layer_ids or '
-                f'include_final_output must name something; got {prompt_size}, {window_frames}, {list(target_layer_ids)}'
+                f'include_final_output must name something; got {prompt_size}, {window_frames}, {target_layer_ids}'
             )
         self.prompt_size = prompt_size
         self.window_frames = window_frames
@@ -106,7 +106,8 @@ class QformerLayer(nn.Module):
         """Queries `[B, Q, D]` read `frames` `[B, T, D]` where `valid_mask` `[B, T]` is True."""
         y = self.norm_self(x)
         x = x + self.self_attn(y, y, y, need_weights=False)[0]
-        # A window of padding alone has no valid key: it may read its first (zeroed) frame, and is cut off by the lengths.
+        # A window of padding alone has no valid key: it may read its first (zeroed) frame, and is cut off by the
+        # lengths.
         blocked_mask = ~valid_mask
         blocked_mask[:, 0] = False
         frames = frames.masked_fill(~valid_mask[:, :, None], 0.0)
