@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TypeAlias
+
+from nemo_speech.collections.common.tokenizers.auto_tokenizer import PlainText
 
 __all__ = ['PlainText', 'Content', 'as_parts', 'mark_plain']
 
-
-class PlainText(str):
-    """A string whose special tokens are plain text: `<|im_end|>` in it never ends a turn."""
-
-
-# A slot value: a plain `str` is read for special tokens (NeMo's behaviour); a list is its parts joined.
-Content = str | list[str]
+# A slot value. A plain `str` is read for special tokens (NeMo's behaviour); a list is its parts joined.
+Content: TypeAlias = 'str | list[str]'
 
 
 def as_parts(content: Content) -> list[str]:
