@@ -6,7 +6,6 @@ has `encode(x, lens, transcripts)` as well (`TranscriptAwareAdapter`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,17 +15,14 @@ from torch import Tensor, nn
 from nemo_speech.core.errors import ConfigError
 
 
-@dataclass
-class AdapterOutput:
-    """Adapted frames, and what the adapter learned or read from them on the way."""
+class AdapterOutput(Protocol):
+    """Adapted frames, and what the adapter learned or read on the way."""
 
-    frames: Tensor
-    """`[B, T, D]`"""
-    lens: Tensor
-    """`[B]`, int64."""
-    aux_loss: Tensor | None = None
-    aux_metrics: dict[str, Tensor] = field(default_factory=dict)
-    text: list[str] | None = None
+    embeddings: Tensor  # [B, T, D]
+    lens: Tensor  # [B], int64
+    aux_loss: Tensor | None
+    aux_metrics: dict[str, Tensor]
+    text: list[str] | None
 
 
 class ModalityAdapter(Protocol):
@@ -43,9 +39,18 @@ class ModalityAdapter(Protocol):
 
 @runtime_checkable
 class TranscriptAwareAdapter(Protocol):
-    """An adapter that learns from transcripts in training, or reads some itself."""
+    """An adapter that learns from transcripts, and reads some itself (`ctc_greedy_text`)."""
 
-    def encode(self, x: Tensor, lens: Tensor, transcripts: Sequence[str | None] | None) -> AdapterOutput: ...
+    def encode(self, x: Tensor, lens: Tensor, transcripts: Sequence[str | None] | None = None) -> AdapterOutput: ...
+
+    def ctc_greedy_text(self, x: Tensor, lens: Tensor) -> list[str]: ...
+
+
+@runtime_checkable
+class DataDependentPart(Protocol):
+    """A part that settles some of its configuration from data; the keys it gives rebuild it without them."""
+
+    def resolved_config(self) -> dict[str, Any]: ...
 
 
 @runtime_checkable

@@ -9,9 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from nemo_speech.collections.asr.modules.conformer_encoder import ConformerEncoder, EncoderOutput
-from nemo_speech.collections.speechlm2.modules.adapters import AdapterOutput, MultiLayerAdapter, TranscriptAwareAdapter
+from nemo_speech.collections.speechlm2.modules.adapters import (
+    DataDependentPart,
+    MultiLayerAdapter,
+    TranscriptAwareAdapter,
+)
 from nemo_speech.collections.speechlm2.modules.feature_cache import EncoderFeatureCache, weights_fingerprint
 from nemo_speech.collections.speechlm2.modules.hf_encoders import HFSpeechEncoder
+from nemo_speech.core.archive import read_nemo
 from nemo_speech.core.config import build_config
 from nemo_speech.core.errors import CheckpointError, ConfigError
 from nemo_speech.core.instantiate import instantiate, resolve_target
@@ -87,7 +92,7 @@ class AudioPerceptionModule(nn.Module):
         self.modality_adapter = instantiate(cfg.modality_adapter, path='perception.modality_adapter')
         self.proj = _build_projection(cfg, self.modality_adapter)
         self._cache = EncoderFeatureCache(cfg.encoder_cache_max_bytes) if cfg.cache_encoder_features else None
-        _check_channels(self.encoder, self.modality_adapter)
+        _check_fit(self.encoder, self.modality_adapter)
         self.register_load_state_dict_pre_hook(_accept_nemo_keys)
 
     @property
@@ -114,18 +119,15 @@ class AudioPerceptionModule(nn.Module):
     @property
     def inputs_per_frame(self) -> int:
         """Feature frames, or samples for a waveform encoder, from one encoder frame to the next."""
-        return (
-            round(self.frame_duration * self.sampling_rate) if self.takes_waveform else self.encoder.subsampling_factor
-        )
+        if self.takes_waveform:
+            return round(self.frame_duration * self.sampling_rate)
+        return self.encoder.subsampling_factor
 
     @property
     def layer_ids(self) -> list[int]:
         """Encoder layers that the adapter reads; empty if only the output."""
-        return (
-            list(self.modality_adapter.target_layer_ids)
-            if isinstance(self.modality_adapter, MultiLayerAdapter)
-            else []
-        )
+        adapter = self.modality_adapter
+        return list(adapter.target_layer_ids) if isinstance(adapter, MultiLayerAdapter) else []
 
     def num_output_frames(self, num_samples: Tensor) -> Tensor:
         """LLM positions for clips of `num_samples` samples, elementwise, int64; exact.
@@ -137,9 +139,12 @@ class AudioPerceptionModule(nn.Module):
 
     def resolved_config(self) -> PerceptionConfig:
         """The config that rebuilds this module without the `.nemo` archive or hub model it was made from."""
+        encoder, adapter = self.cfg.encoder, self.cfg.modality_adapter
         if isinstance(self.encoder, HFSpeechEncoder):
-            return replace(self.cfg, encoder={**self.cfg.encoder, 'config': self.encoder.hf_config_dict})
-        return self.cfg
+            encoder = {**encoder, 'config': self.encoder.hf_config_dict}
+        if isinstance(self.modality_adapter, DataDependentPart):
+            adapter = {**adapter, **self.modality_adapter.resolved_config()}
+        return replace(self.cfg, encoder=encoder, modality_adapter=adapter)
 
     def set_activation_checkpointing(self, enabled: bool) -> None:
         """Recompute Conformer layers in the backward pass instead of keeping their activations."""
@@ -177,12 +182,7 @@ class AudioPerceptionModule(nn.Module):
             input_signal_length: `[B]`, integer.
             transcripts: What is said in each clip, for adapters that learn from it; None where unknown.
         """
-        lens = input_signal_length.to(input_signal.device, torch.int64)
-        if self._cache is not None and self._features_are_reusable():
-            encoded = self._cache.encode(input_signal, lens, self.encode_audio, weights_fingerprint(self.encoder))
-        else:
-            encoded = self.encode_audio(input_signal, lens)
-        return self.adapt(encoded, transcripts)
+        return self.adapt(self._encode(input_signal, input_signal_length), transcripts)
 
     def encode_audio(self, input_signal: Tensor, lens: Tensor) -> EncoderOutput:
         """Encoder frames of waveforms, before the adapter."""
@@ -206,26 +206,37 @@ class AudioPerceptionModule(nn.Module):
 
     def adapt(self, encoded: EncoderOutput, transcripts: Sequence[str | None] | None = None) -> PerceptionOutput:
         """Adapter and projection."""
-        adapted = self._run_adapter(encoded, transcripts)
-        return PerceptionOutput(
-            embeddings=self.proj(adapted.frames),
-            lens=adapted.lens,
-            aux_loss=adapted.aux_loss,
-            aux_metrics=adapted.aux_metrics,
-            text=adapted.text,
-        )
-
-    def _run_adapter(self, encoded: EncoderOutput, transcripts: Sequence[str | None] | None) -> AdapterOutput:
-        adapter = self.modality_adapter
+        adapter, frames, lens = self.modality_adapter, encoded.frames, encoded.lens
         if isinstance(adapter, TranscriptAwareAdapter):
-            return adapter.encode(encoded.frames, encoded.lens, transcripts)
+            output = adapter.encode(frames, lens, transcripts)
+            embeddings = self.proj(output.embeddings)
+            return PerceptionOutput(embeddings, output.lens, output.aux_loss, output.aux_metrics, output.text)
         if isinstance(adapter, ConformerEncoder):
-            output = adapter.encode_frames(encoded.frames, encoded.lens)
-            return AdapterOutput(output.frames, output.lens)
-        if isinstance(adapter, MultiLayerAdapter):
-            layers = encoded.layers + [encoded.frames] * adapter.include_final_output
-            return AdapterOutput(*adapter(layers, encoded.lens))
-        return AdapterOutput(*adapter(encoded.frames, encoded.lens))
+            adapted = adapter.encode_frames(frames, lens)
+            frames, lens = adapted.frames, adapted.lens
+        elif isinstance(adapter, MultiLayerAdapter):
+            frames, lens = adapter(encoded.layers + [frames] * adapter.include_final_output, lens)
+        else:
+            frames, lens = adapter(frames, lens)
+        return PerceptionOutput(self.proj(frames), lens)
+
+    @torch.no_grad()
+    def ctc_greedy_text(self, input_signal: Tensor, input_signal_length: Tensor) -> list[str]:
+        """What the adapter's own CTC head hears in each clip.
+
+        Raises:
+            ConfigError: The adapter has no such head.
+        """
+        if not isinstance(self.modality_adapter, TranscriptAwareAdapter):
+            raise ConfigError(f'perception.modality_adapter: {type(self.modality_adapter).__name__} has no CTC head')
+        encoded = self._encode(input_signal, input_signal_length)
+        return self.modality_adapter.ctc_greedy_text(encoded.frames, encoded.lens)
+
+    def _encode(self, input_signal: Tensor, lens: Tensor) -> EncoderOutput:
+        lens = lens.to(input_signal.device, torch.int64)
+        if self._cache is not None and self._features_are_reusable():
+            return self._cache.encode(input_signal, lens, self.encode_audio, weights_fingerprint(self.encoder))
+        return self.encode_audio(input_signal, lens)
 
     def _features_are_reusable(self) -> bool:
         """Whether the encoder gives the same frames for the same clip every time, and needs no gradient."""
@@ -249,8 +260,6 @@ def load_nemo_perception(
         CheckpointError: The archive cannot be read, has no encoder, or its weights do not fit the encoder.
         ConfigError: The encoder's config has keys or values that are not supported.
     """
-    from nemo_speech.core.archive import read_nemo
-
     cfg = cfg if isinstance(cfg, PerceptionConfig) else build_config(PerceptionConfig, cfg, path='perception')
     archive = read_nemo(archive_path)
     missing = [part for part in _ASR_PARTS if not isinstance(archive.config.get(part), Mapping)]
@@ -324,9 +333,16 @@ def _build_projection(cfg: PerceptionConfig, adapter: nn.Module) -> nn.Module:
     return nn.Linear(adapter.d_model, cfg.output_dim)
 
 
-def _check_channels(encoder: nn.Module, adapter: nn.Module) -> None:
-    """Say now that widths do not fit, not as matrix shapes in the first step."""
-    taken = adapter.feat_in if isinstance(adapter, ConformerEncoder) else adapter.input_dim
-    if isinstance(adapter, TranscriptAwareAdapter) or taken in (None, encoder.d_model):
+def _check_fit(encoder: nn.Module, adapter: nn.Module) -> None:
+    """Say now that adapter and encoder do not fit, not as matrix shapes in the first step."""
+    if isinstance(adapter, TranscriptAwareAdapter):
         return
-    raise ConfigError(f'perception.modality_adapter: takes {taken} channels, but the encoder gives {encoder.d_model}')
+    where = 'perception.modality_adapter'
+    if isinstance(adapter, MultiLayerAdapter):
+        if not isinstance(encoder, ConformerEncoder):
+            raise ConfigError(f'{where}.target_layer_ids: {type(encoder).__name__} has no layers to read this way')
+        if any(not 0 <= layer_id < len(encoder.layers) for layer_id in adapter.target_layer_ids):
+            raise ConfigError(f'{where}.target_layer_ids: expected ids in 0..{len(encoder.layers) - 1}')
+    taken = adapter.feat_in if isinstance(adapter, ConformerEncoder) else adapter.input_dim
+    if taken is not None and taken != encoder.d_model:
+        raise ConfigError(f'{where}: takes {taken} channels, but the encoder gives {encoder.d_model}')
