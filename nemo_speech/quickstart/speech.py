@@ -186,7 +186,7 @@ def decode_g722(path: Path) -> np.ndarray:
 
 
 def select_smoke(train: Sequence[Clip], heldout: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
-    """A few short phrases: held-out ones whose words training has, and the training clips that share most words with them.
+    """A few short phrases: held-out ones whose words training has, and the training clips that share most with them.
 
     On so few clips nothing can be learnt about unseen words; on these a CTC head shows that it listens.
     """

@@ -1,4 +1,4 @@
-"""Transcripts of the Asterisk prompts: which clips are speech, what is said in them, and which side of the split they fall on."""
+"""Transcripts of the Asterisk prompts: which clips are speech, what they say, on which side of the split they fall."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENGLISH_KEYS = {'*': 'star', '#': 'pound'}
 
 @dataclass(frozen=True)
 class Prompt:
-    """One usable clip: `text` is what is said, lower-case words without punctuation; `written` is the line as written."""
+    """One usable clip: `text` is what is said, lower-case words without punctuation; `written` the line as written."""
 
     key: str
     text: str
@@ -83,7 +83,7 @@ def is_not_speech(key: str) -> bool:
 
 
 def spoken_words(text: str, language: str) -> str:
-    """Lower-case words without punctuation, one space between; apostrophes in words stay, English figures 0-9 are words.
+    """Lower-case words without punctuation, one space between; apostrophes stay, English figures 0-9 become words.
 
     Texts equal under this function are the same text: they are kept on one side of the split.
     """
