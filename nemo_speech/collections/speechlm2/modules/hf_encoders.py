@@ -59,7 +59,7 @@ class HFSpeechEncoder(nn.Module):
         super().__init__()
         if pretrained is None and (config is None or pretrained_weights):
             raise ConfigError(
-                'HFSpeechEncoder needs `pretrained` (a directory or hub id), or `config` (a Hugging Face config as a dict) '
+                'HFSpeechEncoder needs `pretrained` (a directory or hub id), or `config` (a Hugging Face config dict) '
                 'with pretrained_weights=false'
             )
         hf_config, self._extractor = _read_config(pretrained, config)

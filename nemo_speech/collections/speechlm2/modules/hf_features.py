@@ -129,7 +129,7 @@ class KaldiFbank:
             mel_scale='kaldi',
             triangularize_in_mel_space=True,
         )
-        # Float64 throughout, as transformers: quiet mel bins lose their digits in a float32 FFT of 16-bit-scaled audio.
+        # Float64 throughout, as transformers: quiet mel bins lose their digits in a float32 FFT at 16-bit scale.
         self.filters = torch.from_numpy(filters.copy()).double()
         self.window = torch.from_numpy(window_function(self.frame_length, 'povey', periodic=False)).double()
         self.stride = stride

@@ -18,8 +18,8 @@ _BERT = dict(feature_projection_input_dim=160, conv_depthwise_kernel_size=5)
 _PARAKEET = dict(**_SMALL, subsampling_conv_channels=8, num_mel_bins=80, conv_kernel_size=5)
 CONFIGS = {
     'whisper': dict(
-        model_type='whisper', **_WHISPER, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=32, vocab_size=99,
-        pad_token_id=0, bos_token_id=0, eos_token_id=0, decoder_start_token_id=0,
+        model_type='whisper', **_WHISPER, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=32,
+        vocab_size=99, pad_token_id=0, bos_token_id=0, eos_token_id=0, decoder_start_token_id=0,
     ),
     'wav2vec2_group_norm': dict(model_type='wav2vec2', **_WAVE),
     'wav2vec2_layer_norm': dict(model_type='wav2vec2', **_WAVE, **_LAYER_NORM),

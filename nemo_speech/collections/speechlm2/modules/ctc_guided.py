@@ -1,0 +1,511 @@
+"""A modality adapter that is aligned to the LLM by CTC: what it hears, it says in the LLM's own token embeddings.
+
+A CTC head over tokens of the LLM turns encoder frames into posteriors; a frame's output is the posterior-weighted
+mean of the LLM's embedding rows, and frames that say blank are dropped (LegoSLM, https://arxiv.org/abs/2505.11352). So
+a few hundred steps of CTC loss, on minutes of speech and without running the LLM, put speech where the LLM looks for
+text.
+
+A head that has seen a clip's transcript is near perfect on that clip and noisy on a new one, and an LLM tuned on the
+former trusts it too much. With `cross_fit_folds` K, K further heads are each trained without one Kth of the
+transcripts, and in training the LLM reads every clip from the head that never saw its transcript.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nemo_speech.collections.speechlm2.modules.ctc_units import (
+    CTCUnits,
+    UnitTokenizer,
+    choose_units,
+    read_texts,
+    spoken_form,
+    text_fold,
+    token_surfaces,
+)
+from nemo_speech.collections.speechlm2.modules.hf_features import length_mask
+from nemo_speech.core.errors import ConfigError
+
+BLANK = 0
+
+
+@dataclass
+class CTCGuidedOutput:
+    """What the adapter gives for a batch of clips."""
+
+    embeddings: Tensor  # [B, T', H], zero beyond a clip's length
+    lens: Tensor  # [B] int64, at least 1
+    aux_loss: Tensor | None = None  # CTC loss a unit, that of fold heads added
+    aux_metrics: dict[str, Tensor] = field(default_factory=dict)
+    text: list[str] | None = None  # greedy CTC transcripts
+
+
+class CTCGuidedAdapter(nn.Module):
+    """CTC head over LLM tokens; posteriors weight the LLM's embeddings; blank frames are dropped.
+
+    `bind_llm` must be called before it runs; it sizes the output layer where the number of units was not known before.
+
+    Args:
+        input_dim: D of the encoder's frames.
+        output_dim: H of the LLM's embeddings.
+        stack: Encoder frames that are joined to one.
+        hidden_dim, num_conv_layers, conv_kernel, num_lstm_layers, dropout: Size of the head.
+        scorer: `cosine`: a unit's logit is the scaled cosine between the frame and the LLM's embedding of the unit, so
+            that units alike to the LLM start alike; `linear`: an ordinary output layer.
+        units: `letters`, `pieces`, `tokens`, `all`, or the pieces themselves: see `choose_units`.
+        unit_manifest: Manifest or text file of the training transcripts that units are chosen from.
+        unit_min_count: For `pieces`.
+        language: Its digits are spelt in CTC targets.
+        blank_threshold: A frame is dropped when its posterior of blank is at least this.
+        merge_repeats: Join neighbouring frames that say the same unit, as CTC does, weighted by their non-blank
+            posterior.
+        temperature: Divides the logits before the posteriors that weight embeddings: below 1 sharpens them.
+        detach_posteriors: Keep the LLM's loss out of the head.
+        time_masks_per_s, time_mask_frames, feature_mask_dims: In training, about so many spans a second of up to so
+            many encoder frames, and one band of up to so many features, are set to zero. Needs `frames_per_s`.
+        frames_per_s: Encoder frames a second.
+        cross_fit_folds: 0, or at least 2.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        *,
+        stack: int = 2,
+        hidden_dim: int = 256,
+        num_conv_layers: int = 2,
+        conv_kernel: int = 5,
+        num_lstm_layers: int = 0,
+        dropout: float = 0.2,
+        scorer: str = 'cosine',
+        units: str | Sequence[str] = 'letters',
+        unit_manifest: str | None = None,
+        unit_min_count: int = 8,
+        language: str = 'en',
+        blank_threshold: float = 0.5,
+        merge_repeats: bool = False,
+        temperature: float = 1.0,
+        detach_posteriors: bool = False,
+        time_masks_per_s: float = 1.0,
+        time_mask_frames: int = 10,
+        feature_mask_dims: int = 60,
+        frames_per_s: float = 50.0,
+        cross_fit_folds: int = 0,
+    ) -> None:
+        super().__init__()
+        if scorer not in ('cosine', 'linear'):
+            raise ConfigError(f"CTCGuidedAdapter scorer={scorer!r}: choose 'cosine' or 'linear'")
+        if cross_fit_folds == 1 or cross_fit_folds < 0:
+            raise ConfigError(f'CTCGuidedAdapter cross_fit_folds={cross_fit_folds}: choose 0 (off), or 2 and more')
+        self.input_dim, self.output_dim, self.d_model = input_dim, output_dim, output_dim
+        self.subsampling_factor = stack
+        self.unit_choice = units if isinstance(units, str) else list(units)
+        self.unit_manifest, self.unit_min_count, self.language = unit_manifest, unit_min_count, language
+        self.blank_threshold, self.merge_repeats = blank_threshold, merge_repeats
+        self.temperature, self.detach_posteriors = temperature, detach_posteriors
+        self.augment = FrameMasking(time_masks_per_s, time_mask_frames, feature_mask_dims, frames_per_s)
+        head = dict(
+            input_dim=input_dim,
+            stack=stack,
+            hidden_dim=hidden_dim,
+            num_conv_layers=num_conv_layers,
+            conv_kernel=conv_kernel,
+            num_lstm_layers=num_lstm_layers,
+            dropout=dropout,
+            embedding_dim=output_dim if scorer == 'cosine' else None,
+        )
+        self.head = CTCHead(**head)
+        self.fold_heads = nn.ModuleList(CTCHead(**head) for _ in range(cross_fit_folds))
+        # LLM token of each unit; saved, so that a reloaded model needs no training texts.
+        self.register_buffer('token_ids', torch.zeros(0, dtype=torch.long))
+        self.units: CTCUnits | None = None
+        # In a tuple, so that an LLM's embedding module does not become a part of this one.
+        self._llm: tuple[UnitTokenizer, Callable[[Tensor], Tensor]] | None = None
+
+    # -- units and the LLM ---------------------------------------------------------------------------------------
+
+    def bind_llm(self, tokenizer: UnitTokenizer, embed: Callable[[Tensor], Tensor]) -> None:
+        """Meet the LLM: its tokenizer, and the function from token ids `[...]` to embeddings `[..., H]`.
+
+        Units are chosen now, unless they came with loaded weights.
+
+        Raises:
+            ConfigError: The units cannot be had with this tokenizer, or training texts are needed and not given.
+        """
+        self._llm = tokenizer, embed
+        if self.token_ids.numel():
+            self.units = self._units_of_tokens(tokenizer)
+            return
+        texts = read_texts(self.unit_manifest) if self.unit_manifest is not None else []
+        units = choose_units(self.unit_choice, tokenizer, texts, language=self.language, min_count=self.unit_min_count)
+        self._set_units(units)
+
+    def resolved_config(self) -> dict[str, Any]:
+        """Config keys that make a rebuilt adapter choose the very same units without training texts."""
+        units = self.unit_choice if self.units is None or self.unit_choice == 'all' else self.units.pieces
+        return {'units': units, 'unit_manifest': None}
+
+    def drop_fold_heads(self) -> None:
+        """Forget the heads that only training needs; build with `cross_fit_folds=0` to load what is saved after."""
+        self.fold_heads = nn.ModuleList()
+
+    def _set_units(self, units: CTCUnits) -> None:
+        self.units = units
+        self._resize(len(units))
+        self.token_ids.copy_(torch.tensor(units.token_ids))
+
+    def _resize(self, num_units: int) -> None:
+        self.token_ids = torch.zeros(num_units, dtype=torch.long, device=self.token_ids.device)
+        for head in [self.head, *self.fold_heads]:
+            head.set_num_units(num_units)
+
+    def _units_of_tokens(self, tokenizer: UnitTokenizer) -> CTCUnits:
+        """Units from the saved token ids: what they spell follows from the tokenizer."""
+        ids = self.token_ids.tolist()
+        pieces = [surface or '' for surface in token_surfaces(tokenizer, ids)]
+        own = tokenizer if self.unit_choice in ('tokens', 'all') else None
+        return CTCUnits(pieces, ids, self.language, own)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        saved = state_dict.get(prefix + 'token_ids')
+        if saved is not None and saved.numel() != self.token_ids.numel():
+            self._resize(saved.numel())
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if saved is not None and self._llm is not None:
+            self.units = self._units_of_tokens(self._llm[0])
+
+    def _bound(self) -> tuple[CTCUnits, Tensor]:
+        if self.units is None or self._llm is None:
+            raise ConfigError(
+                'CTCGuidedAdapter speaks in the embeddings of an LLM and has none: call bind_llm(tokenizer, embed)'
+            )
+        table = self._llm[1](self.token_ids)  # [V, H]
+        if table.shape[-1] != self.output_dim:
+            raise ConfigError(
+                f'CTCGuidedAdapter output_dim={self.output_dim} but the LLM has hidden size {table.shape[-1]}'
+            )
+        return self.units, table
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def num_output_frames(self, num_frames: Tensor) -> Tensor:
+        """Most output frames that clips of so many encoder frames give; dropping blanks leaves fewer."""
+        return (num_frames + self.subsampling_factor - 1) // self.subsampling_factor
+
+    def forward(self, x: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
+        """`[B, T, D]` encoder frames -> `[B, T', H]` in the LLM's embedding space, and lengths `[B]`, at least 1."""
+        out = self.encode(x, lens)
+        return out.embeddings, out.lens
+
+    def encode(
+        self, x: Tensor, lens: Tensor, transcripts: Sequence[str | None] | None = None, with_text: bool = False
+    ) -> CTCGuidedOutput:
+        """Adapt a batch, and compare it with its transcripts.
+
+        Args:
+            x: Encoder frames `[B, T, D]`; values at or beyond `lens` never affect the result.
+            lens: `[B]` int64.
+            transcripts: One a clip; clips with `None` are left out of the loss. A transcript that is longer than its
+                frames can spell gives no loss and is counted in `ctc_infeasible`; characters that no unit spells are
+                left out of it and counted in `ctc_dropped_chars`. An empty one asks for silence.
+            with_text: Also give greedy CTC transcripts.
+        """
+        units, table = self._bound()
+        x = x.masked_fill(~length_mask(lens, x.shape[1])[..., None], 0.0)
+        seen = self.augment(x, lens) if self.training else x
+        frame_lens = self.num_output_frames(lens)
+        log_probs = self.head(seen, lens, table)
+        for_llm, metrics, loss = log_probs, {}, None
+        if transcripts is not None:
+            targets = CTCTargets.of(transcripts, units, x.device)
+            loss, metrics = ctc_loss(log_probs, frame_lens, targets)
+            if self.training and len(self.fold_heads) and loss is not None:
+                fold_loss, for_llm = self._cross_fit(seen, lens, table, targets, log_probs)
+                loss = loss + fold_loss
+        embeddings, out_lens = self._to_embeddings(for_llm, frame_lens, table)
+        metrics['ctc_kept_frames'] = out_lens.sum() / frame_lens.sum()
+        text = self._greedy(log_probs, frame_lens, units) if with_text else None
+        return CTCGuidedOutput(embeddings.to(table.dtype), out_lens, loss, metrics, text)
+
+    @torch.no_grad()
+    def ctc_greedy_text(self, x: Tensor, lens: Tensor) -> list[str]:
+        """What the CTC head alone hears in each clip: best unit a frame, repeats joined, blanks left out."""
+        units, table = self._bound()
+        x = x.masked_fill(~length_mask(lens, x.shape[1])[..., None], 0.0)
+        return self._greedy(self.head(x, lens, table), self.num_output_frames(lens), units)
+
+    def _greedy(self, log_probs: Tensor, frame_lens: Tensor, units: CTCUnits) -> list[str]:
+        best = log_probs.argmax(-1)
+        best = best.masked_fill(~length_mask(frame_lens, best.shape[1]), BLANK)
+        new = torch.ones_like(best, dtype=torch.bool)
+        new[:, 1:] = best[:, 1:] != best[:, :-1]
+        keep = new & (best != BLANK)
+        return [units.decode(row[kept].tolist()) for row, kept in zip(best.cpu(), keep.cpu())]
+
+    def _cross_fit(
+        self, x: Tensor, lens: Tensor, table: Tensor, targets: 'CTCTargets', log_probs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Train fold head k on transcripts outside fold k; let it speak, without a gradient, for those inside."""
+        num_folds = len(self.fold_heads)
+        folds = torch.tensor(
+            [-1 if text is None else text_fold(text, num_folds) for text in targets.spoken], device=x.device
+        )
+        total = x.new_zeros(())
+        held_out = log_probs.detach().clone()
+        for number, head in enumerate(self.fold_heads):
+            inside = folds == number
+            outside = ~inside & (folds >= 0)
+            if outside.any():
+                rows = outside.nonzero()[:, 0]
+                fold_log_probs = head(x[rows], lens[rows], table)
+                loss, _ = ctc_loss(fold_log_probs, self.num_output_frames(lens[rows]), targets.rows(rows.tolist()))
+                total = total + loss
+            if inside.any():
+                rows = inside.nonzero()[:, 0]
+                with torch.no_grad():
+                    held_out[rows] = head(x[rows], lens[rows], table)
+        return total, held_out
+
+    def _to_embeddings(self, log_probs: Tensor, frame_lens: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        if self.detach_posteriors:
+            log_probs = log_probs.detach()
+        segments = find_segments(log_probs, frame_lens, self.blank_threshold, self.merge_repeats)
+        kept = log_probs[segments.rows, segments.frames]  # [N, V + 1]
+        units = F.softmax(kept[:, 1:] / self.temperature, dim=-1)  # given that it is no blank
+        frames = units @ table.to(units.dtype)  # [N, H]
+        if self.merge_repeats:
+            weight = 1.0 - kept[:, BLANK].exp() + 1e-6
+            shape = (*segments.shape, 1)
+            total = weight.new_zeros(shape).index_put((segments.rows, segments.places), weight[:, None], True)
+            frames = frames * weight[:, None] / total[segments.rows, segments.places]
+        embeddings = frames.new_zeros(*segments.shape, table.shape[-1])
+        return embeddings.index_put((segments.rows, segments.places), frames, accumulate=True), segments.lens
+
+
+@dataclass
+class FrameSegments:
+    """Which frames of a batch are kept, and where each goes."""
+
+    rows: Tensor  # [N] int64, row of each kept frame
+    frames: Tensor  # [N] int64, its frame before dropping
+    places: Tensor  # [N] int64, its frame after; frames of one segment share a place
+    lens: Tensor  # [B] int64, segments a row, at least 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.lens.shape[0], int(self.lens.max())
+
+
+def find_segments(
+    log_probs: Tensor, frame_lens: Tensor, blank_threshold: float = 0.5, merge_repeats: bool = False
+) -> FrameSegments:
+    """Drop frames whose posterior of blank is at least `blank_threshold`; of only such, the least blank one stays.
+
+    Args:
+        log_probs: `[B, T, V + 1]`, class 0 is blank.
+        frame_lens: `[B]` int64.
+        merge_repeats: Neighbouring kept frames with the same best unit share a place.
+    """
+    valid = length_mask(frame_lens, log_probs.shape[1])
+    blank = log_probs[..., BLANK].detach().exp()
+    keep = (blank < blank_threshold) & valid
+    least_blank = blank.masked_fill(~valid, float('inf')).argmin(1)
+    none_kept = ~keep.any(1)
+    keep[none_kept, least_blank[none_kept]] = True
+    starts = keep.clone()
+    if merge_repeats:
+        best = log_probs[..., 1:].detach().argmax(-1)
+        same = (best[:, 1:] == best[:, :-1]) & keep[:, 1:] & keep[:, :-1]
+        starts[:, 1:] &= ~same
+    places = starts.cumsum(1) - 1
+    rows, frames = keep.nonzero(as_tuple=True)
+    return FrameSegments(rows, frames, places[rows, frames], starts.sum(1))
+
+
+@dataclass
+class CTCTargets:
+    """Transcripts of a batch as CTC classes."""
+
+    classes: list[list[int]]
+    spoken: list[str | None]  # what was spelt; None where there is no transcript
+    dropped_chars: list[int]
+    device: torch.device
+
+    @classmethod
+    def of(cls, transcripts: Sequence[str | None], units: CTCUnits, device: torch.device) -> 'CTCTargets':
+        encoded = [units.encode(text) if text is not None else ([], 0) for text in transcripts]
+        spoken = [None if text is None else spoken_form(text, units.language) for text in transcripts]
+        return cls([classes for classes, _ in encoded], spoken, [dropped for _, dropped in encoded], device)
+
+    def rows(self, rows: Sequence[int]) -> 'CTCTargets':
+        return CTCTargets(
+            [self.classes[row] for row in rows],
+            [self.spoken[row] for row in rows],
+            [self.dropped_chars[row] for row in rows],
+            self.device,
+        )
+
+    def frames_needed(self) -> Tensor:
+        """Fewest frames that spell each: one a unit, and a blank between equal neighbours."""
+        needed = [len(row) + sum(a == b for a, b in zip(row, row[1:])) for row in self.classes]
+        return torch.tensor(needed, device=self.device)
+
+
+def ctc_loss(log_probs: Tensor, frame_lens: Tensor, targets: CTCTargets) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """CTC loss a unit, over all clips with a transcript, and counts of what could not be taught.
+
+    Args:
+        log_probs: `[B, T, V + 1]`.
+        frame_lens: `[B]` int64.
+
+    Returns:
+        `None` for the loss when no clip has a transcript.
+    """
+    rows = [row for row, text in enumerate(targets.spoken) if text is not None]
+    if not rows:
+        return None, {}
+    targets, log_probs, frame_lens = targets.rows(rows), log_probs[rows], frame_lens[rows]
+    target_lens = torch.tensor([len(row) for row in targets.classes], device=log_probs.device)
+    flat = torch.tensor([number for row in targets.classes for number in row], dtype=torch.long)
+    losses = F.ctc_loss(
+        log_probs.transpose(0, 1),
+        flat.to(log_probs.device),
+        frame_lens,
+        target_lens,
+        blank=BLANK,
+        reduction='none',
+        zero_infinity=True,
+    )
+    loss = losses.sum() / target_lens.sum().clamp(min=1)
+    metrics = {
+        'ctc_loss': loss.detach(),
+        'ctc_infeasible': (targets.frames_needed() > frame_lens).sum().float(),
+        'ctc_dropped_chars': torch.tensor(float(sum(targets.dropped_chars)), device=log_probs.device),
+    }
+    return loss, metrics
+
+
+class FrameMasking(nn.Module):
+    """Sets spans of frames and one band of features of each clip to zero, as SpecAugment does on spectrograms."""
+
+    def __init__(self, masks_per_s: float, max_frames: int, max_dims: int, frames_per_s: float) -> None:
+        super().__init__()
+        self.masks_per_s, self.max_frames, self.max_dims = masks_per_s, max_frames, max_dims
+        self.frames_per_s = frames_per_s
+
+    def forward(self, x: Tensor, lens: Tensor) -> Tensor:
+        """`[B, T, D]` -> the same with holes; random numbers come from torch's CPU generator."""
+        batch, num_frames, num_dims = x.shape
+        if self.masks_per_s > 0 and self.max_frames > 0:
+            wanted = (lens.cpu() / self.frames_per_s * self.masks_per_s).long().clamp(min=1)
+            count = int(wanted.max())
+            width = torch.randint(1, self.max_frames + 1, (batch, count))
+            width = width * (torch.arange(count) < wanted[:, None])
+            x = x.masked_fill(_spans(width, lens.cpu()[:, None], num_frames).any(1)[..., None].to(x.device), 0.0)
+        if self.max_dims > 0:
+            width = torch.randint(0, min(self.max_dims, num_dims) + 1, (batch, 1))
+            x = x.masked_fill(_spans(width, torch.tensor([[num_dims]]), num_dims).to(x.device), 0.0)
+        return x
+
+
+def _spans(width: Tensor, limit: Tensor, size: int) -> Tensor:
+    """`[B, N, size]` bool: spans of `width` `[B, N]` at random places below `limit`."""
+    room = (limit - width).clamp(min=0) + 1
+    start = (torch.rand(width.shape) * room).long()
+    end = torch.minimum(start + width, limit)
+    places = torch.arange(size)
+    return (places >= start[..., None]) & (places < end[..., None])
+
+
+class CTCHead(nn.Module):
+    """Stacked frames -> convolutions, perhaps an LSTM -> log-probabilities of blank and the units.
+
+    Args:
+        embedding_dim: H for cosine scores against the LLM's embeddings; `None` for an output layer.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        stack: int,
+        hidden_dim: int,
+        num_conv_layers: int,
+        conv_kernel: int,
+        num_lstm_layers: int,
+        dropout: float,
+        embedding_dim: int | None,
+    ) -> None:
+        super().__init__()
+        self.stack, self.dropout = stack, dropout
+        self.norm_in = nn.LayerNorm(stack * input_dim)
+        self.proj_in = nn.Linear(stack * input_dim, hidden_dim)
+        self.convs = nn.ModuleList(ResidualConv(hidden_dim, conv_kernel, dropout) for _ in range(num_conv_layers))
+        self.lstm = None
+        if num_lstm_layers:
+            self.lstm = nn.LSTM(
+                hidden_dim,
+                hidden_dim // 2,
+                num_lstm_layers,
+                batch_first=True,
+                bidirectional=True,
+                dropout=dropout if num_lstm_layers > 1 else 0.0,
+            )
+        self.norm_out = nn.LayerNorm(hidden_dim)
+        if embedding_dim is None:
+            self.out = nn.Linear(hidden_dim, 1)  # sized by set_num_units
+        else:
+            self.proj_out = nn.Linear(hidden_dim, embedding_dim)
+            self.blank = nn.Linear(hidden_dim, 1)
+            self.log_scale = nn.Parameter(torch.tensor(20.0).log())
+        self.cosine = embedding_dim is not None
+
+    def set_num_units(self, num_units: int) -> None:
+        """Size the output layer for blank and so many units."""
+        if not self.cosine:
+            weight = self.out.weight
+            self.out = nn.Linear(self.out.in_features, num_units + 1, device=weight.device, dtype=weight.dtype)
+
+    def forward(self, x: Tensor, lens: Tensor, table: Tensor) -> Tensor:
+        """`[B, T, D]`, zero beyond `lens`, and the units' embeddings `[V, H]` -> `[B, ceil(T / stack), V + 1]`."""
+        x = F.pad(x, (0, 0, 0, -x.shape[1] % self.stack))
+        x = x.reshape(x.shape[0], -1, self.stack * x.shape[2]).to(self.norm_in.weight.dtype)
+        lens = (lens + self.stack - 1) // self.stack
+        mask = length_mask(lens, x.shape[1])[..., None]
+        x = F.dropout(self.proj_in(self.norm_in(x)), self.dropout, self.training)
+        for conv in self.convs:
+            x = conv(x, mask)
+        if self.lstm is not None:
+            x = x + F.dropout(self._recur(x, lens), self.dropout, self.training)
+        x = F.dropout(self.norm_out(x), self.dropout, self.training)
+        return self._score(x, table).float().log_softmax(-1)
+
+    def _score(self, x: Tensor, table: Tensor) -> Tensor:
+        if not self.cosine:
+            return self.out(x)
+        unit_scores = F.normalize(self.proj_out(x), dim=-1) @ F.normalize(table.detach().to(x.dtype), dim=-1).T
+        return torch.cat([self.blank(x), unit_scores * self.log_scale.exp()], dim=-1)
+
+    def _recur(self, x: Tensor, lens: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lens.cpu(), batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=x.shape[1])[0]
+
+
+class ResidualConv(nn.Module):
+    """x + linear(gelu(conv(norm(x)))), with zeros where the clip has no frames."""
+
+    def __init__(self, dim: int, kernel: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.conv = nn.Conv1d(dim, dim, kernel, padding=kernel // 2)
+        self.linear = nn.Linear(dim, dim)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = self.norm(x).masked_fill(~mask, 0.0).transpose(1, 2)
+        y = self.linear(F.gelu(self.conv(y).transpose(1, 2)))
+        return x + F.dropout(y, self.dropout, self.training)
