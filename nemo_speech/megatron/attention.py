@@ -1,0 +1,99 @@
+"""Core attention for Megatron-Core's layer spec, on torch's scaled_dot_product_attention.
+
+Megatron-Core's own core attention materialises scores and repeats keys; this one does neither. RoPE is applied here rather
+than by the layer, because the heads are moved to SDPA's layout anyway and the rotation writes straight into it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nemo_speech.megatron.functional import rotary
+
+
+class RotaryTable:
+    """RoPE's cos and sin per position, grown as needed and kept per device and dtype; shared by all layers of a model.
+
+    Args:
+        inv_freq: `[D / 2]`, float32 on the CPU.
+        factor: On cos and sin (YaRN's attention factor).
+    """
+
+    def __init__(self, inv_freq: Tensor, factor: float = 1.0) -> None:
+        self.inv_freq = inv_freq
+        self.factor = factor
+        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, num_positions: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin `[num_positions, D / 2]`; computed in float32 and then cast."""
+        key = (device, dtype)
+        if key not in self._tables or self._tables[key][0].shape[0] < num_positions:
+            size = max(256, 1 << (num_positions - 1).bit_length())
+            with torch.inference_mode(False), torch.no_grad():
+                positions = torch.arange(size, dtype=torch.float32, device=device)
+                angles = positions[:, None] * self.inv_freq.to(device)
+                self._tables[key] = tuple((f(angles) * self.factor).to(dtype) for f in (torch.cos, torch.sin))
+        cos, sin = self._tables[key]
+        return cos[:num_positions], sin[:num_positions]
+
+
+class CausalAttention(nn.Module):
+    """RoPE and causal attention over right-padded rows: a valid token never sees the padding after it, so no mask.
+
+    Built by the layer spec with Megatron-Core's arguments; `rotary_table` comes from the spec's `params`.
+    """
+
+    def __init__(
+        self,
+        config,
+        layer_number: int,
+        attn_mask_type,
+        attention_type: str,
+        rotary_table: RotaryTable,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection=None,
+    ) -> None:
+        super().__init__()
+        self.rotary_table = rotary_table
+        self.softmax_scale = softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type=None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params=None,
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            query: `[T, B, H, D]`.
+            key: `[T, B, G, D]`, `G` dividing `H`.
+            value: As `key`.
+            attention_mask: Megatron-Core's: bool, broadcastable to `[B, 1, T, T]`, True = hidden. `None` = causal.
+
+        Returns:
+            `[T, B, H * D]`.
+        """
+        assert attention_bias is None and packed_seq_params is None, 'attention bias and packed rows are not built yet'
+        num_frames, batch, num_heads, head_dim = query.shape
+        cos, sin = self.rotary_table(num_frames, query.device, query.dtype)
+        query = rotary(query.permute(1, 2, 0, 3), cos, sin)  # [B, H, T, D]
+        key = rotary(key.permute(1, 2, 0, 3), cos, sin)
+        value = value.permute(1, 2, 0, 3)
+        out = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=None if attention_mask is None else ~attention_mask,
+            is_causal=attention_mask is None,
+            scale=self.softmax_scale,
+            enable_gqa=key.shape[1] != num_heads,
+        )
+        return out.permute(2, 0, 1, 3).reshape(num_frames, batch, num_heads * head_dim)
