@@ -34,11 +34,12 @@ def hydra_runner(
     Args:
         config_path: Folder of the YAML files, relative to the script.
         config_name: Name of the YAML file, with or without `.yaml`.
-        schema: A dataclass. The function then receives it, built and checked, instead of a `DictConfig`; and keys that the dataclass
-            declares can be overridden without `+` even where the YAML file leaves them out.
+        schema: A dataclass. The function then receives it, built and checked, instead of a `DictConfig`; and keys
+            that the dataclass declares can be overridden without `+` even where the YAML file leaves them out.
 
-    A `ConfigError`, a missing model and a missing optional package end the process with exit code 1 and their message; set
-    `HYDRA_FULL_ERROR=1` for the traceback. Calling the decorated function with a config runs it on that, without Hydra.
+    A `ConfigError`, a missing model and a missing optional package end the process with exit code 1 and their
+    message; set `HYDRA_FULL_ERROR=1` for the traceback. Calling the decorated function with a config runs it on that,
+    without Hydra.
     """
 
     def decorate(task: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -62,7 +63,8 @@ def _typed(schema: type, config: Any, *, source: str) -> Any:
         return config
     if OmegaConf.is_config(config):
         try:
-            # '???' passes: `build_config` names the path, and a missing value within a free-form dict is its reader's matter
+            # '???' passes: `build_config` names the path, and a missing value within a free-form dict is its reader's
+            # matter
             config = OmegaConf.to_container(config, resolve=True)
         except OmegaConfBaseException as err:
             where = f'{source}: ' if source else ''
@@ -81,7 +83,9 @@ def _report_user_errors(call: Callable[[], Any]) -> Any:
         sys.exit(1)
 
 
-def _run_hydra(task: Callable[[Any], Any], config_path: str | None, config_name: str | None, schema: type | None) -> None:
+def _run_hydra(
+    task: Callable[[Any], Any], config_path: str | None, config_name: str | None, schema: type | None
+) -> None:
     from hydra import version
     from hydra._internal.utils import get_args_parser
 
@@ -90,7 +94,8 @@ def _run_hydra(task: Callable[[Any], Any], config_path: str | None, config_name:
     parser = get_args_parser()
     overrides = list(parser.parse_args().overrides)
     with tempfile.TemporaryDirectory(prefix='nemo_speech_hydra_') as scratch:
-        # A key that the schema declares and the YAML leaves out fails in Hydra, before the task starts: force it and try again.
+        # A key that the schema declares and the YAML leaves out fails in Hydra, before the task starts: force it and
+        # try again.
         for _ in range(len(overrides) + 1):
             args = parser.parse_args()
             args.overrides = _without_litter(overrides, scratch)
@@ -119,7 +124,8 @@ def _without_litter(overrides: Sequence[str], scratch: str) -> list[str]:
 def _attempt(args, parser, task, config_path, config_name, schema) -> str | None:
     """Run Hydra once; return the key of an override that the composed config lacks, else None.
 
-    Hydra prints such an error and exits; its text is held back here until the task starts, because ours is the better one.
+    Hydra prints such an error and exits; its text is held back here until the task starts, because ours is the better
+    one.
     """
     from hydra._internal.utils import _run_hydra as run_hydra
     from hydra.errors import ConfigCompositionException
@@ -135,7 +141,9 @@ def _attempt(args, parser, task, config_path, config_name, schema) -> str | None
             return _report_user_errors(lambda: task(_typed(schema, cfg, source=_config_file()) if schema else cfg))
 
         try:
-            run_hydra(args=args, args_parser=parser, task_function=start, config_path=config_path, config_name=config_name)
+            run_hydra(
+                args=args, args_parser=parser, task_function=start, config_path=config_path, config_name=config_name
+            )
         except (SystemExit, ConfigCompositionException) as end:
             cause = end.__context__ if isinstance(end, SystemExit) else end
             found = _UNKNOWN_KEY.match(str(cause)) if isinstance(cause, ConfigCompositionException) else None

@@ -31,13 +31,14 @@ def freeze_by_patterns(
     """Set `requires_grad`: False where a `freeze` pattern matches and no `keep` pattern does, as it was elsewhere.
 
     Args:
-        named: Parameters with all names they go by. Megatron-Core stores q, k and v in one tensor; patterns written for Hugging Face
-            names must still find it.
+        named: Parameters with all names they go by. Megatron-Core stores q, k and v in one tensor; patterns written
+            for Hugging Face names must still find it.
         freeze: Regular expressions, matched from the start of a name (`re.match`, as NeMo does).
         keep: Patterns that win over `freeze`.
 
     Raises:
-        ConfigError: A pattern is no regular expression, or splits a parameter of several names (q_proj frozen, v_proj not).
+        ConfigError: A pattern is no regular expression, or splits a parameter of several names (q_proj frozen, v_proj
+            not).
     """
     freeze_rules = [_compile(p) for p in freeze]
     keep_rules = [_compile(p) for p in keep]
@@ -58,7 +59,7 @@ def freeze_by_patterns(
 
 
 def eval_frozen_modules(root: nn.Module) -> list[str]:
-    """Put every outermost submodule whose parameters are all frozen into eval mode, so that dropout and batch norm rest too.
+    """Put every outermost submodule that is all frozen into eval mode, so that its dropout and batch norm rest too.
 
     Returns:
         The names of those submodules. Call it after each `root.train()`.

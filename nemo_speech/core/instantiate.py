@@ -1,8 +1,9 @@
 """`_target_` strings become objects here and nowhere else, through an allow-list.
 
-Configs come with checkpoints from strangers, so a name is code they choose. Allowed are classes (never functions) of our collections and
-core, of torch.nn, torch.optim, of Lightning's callbacks, loggers, strategies, accelerators, profilers and plugins, and what the
-program registered itself with `register_target`. NeMo's names go through the table in `core.targets`.
+Configs come with checkpoints from strangers, so a name is code they choose. Allowed are classes (never functions) of
+our collections and core, of torch.nn, torch.optim, of Lightning's callbacks, loggers, strategies, accelerators,
+profilers and plugins, and what the program registered itself with `register_target`. NeMo's names go through the
+table in `core.targets`.
 """
 
 import importlib
@@ -35,7 +36,7 @@ _registered: set[str] = set()
 
 
 def register_target(name_or_prefix: str) -> None:
-    """Allow a `_target_` of your own: a dotted class name, or with a final dot every class of that package (`'mypkg.'`).
+    """Allow `_target_`s of your own: a dotted class name, or with a final dot every class of a package (`'mypkg.'`).
 
     Raises:
         ConfigError: Not a dotted name.
@@ -61,22 +62,25 @@ def resolve_target(name: str, *, path: str = '') -> type:
     name = _translated(name, where)
     if not _is_allowed(name):
         raise ConfigError(
-            f"{where}_target_ '{name}' is not allowed. Classes of {', '.join(p + '*' for p in _ALLOWED_PREFIXES)} are; allow "
-            f"your own before the config is read: nemo_speech.core.instantiate.register_target('{name}')."
+            f"{where}_target_ '{name}' is not allowed. Classes of {', '.join(_ALLOWED_PREFIXES)} are; "
+            f"allow your own before the config is read: nemo_speech.core.instantiate.register_target('{name}')."
         )
     found = _import(name, where)
     if not inspect.isclass(found):
         raise ConfigError(f"{where}_target_ '{name}' is a {type(found).__name__}; only classes may be built.")
     if not _is_at_home(found, name):
-        raise ConfigError(f"{where}_target_ '{name}' leads to {found.__module__}.{found.__qualname__}, which is not allowed.")
+        raise ConfigError(
+            f"{where}_target_ '{name}' leads to {found.__module__}.{found.__qualname__}, which is not allowed."
+        )
     return found
 
 
 def instantiate(cfg: Mapping[str, Any], *, path: str = '', expected_type: type | None = None, **overrides: Any) -> Any:
-    """Build the object that `cfg['_target_']` names from the other keys; values that hold a `_target_` are built first.
+    """Build what `cfg['_target_']` names from the other keys; values that hold a `_target_` are built first.
 
     Args:
-        cfg: `{'_target_': 'package.Class', key: value, ...}`. `_recursive_: false` leaves nested `_target_`s to the class.
+        cfg: `{'_target_': 'package.Class', key: value, ...}`. `_recursive_: false` leaves nested `_target_`s to the
+            class.
         path: Where `cfg` stands in the whole configuration, for messages.
         expected_type: Refuse a class that does not derive from it.
         **overrides: Arguments that the program adds or replaces.
@@ -86,7 +90,9 @@ def instantiate(cfg: Mapping[str, Any], *, path: str = '', expected_type: type |
     """
     where = f'{path}: ' if path else ''
     if '_target_' not in cfg:
-        raise ConfigError(f"{where}no '_target_' among {', '.join(map(str, cfg)) or 'no keys'}; it names the class to build.")
+        raise ConfigError(
+            f"{where}no '_target_' among {', '.join(map(str, cfg)) or 'no keys'}; it names the class to build."
+        )
     target = resolve_target(cfg['_target_'], path=path)
     if expected_type is not None and not issubclass(target, expected_type):
         raise ConfigError(f"{where}_target_ '{cfg['_target_']}' is no {expected_type.__name__}.")
@@ -135,7 +141,9 @@ def _translated(name: str, where: str) -> str:
     short = name.rsplit('.', 1)[1]
     if short in REMOVED_NEMO_CLASSES or name.startswith(REMOVED_NEMO_PREFIXES):
         raise ConfigError(f"{where}'{name}' was removed from NeMo before 3.0.0, and nemo_speech does not have it.")
-    raise ConfigError(f"{where}nemo_speech has no counterpart of '{name}'. {did_you_mean(name, NEMO_TARGETS, shown=3)}")
+    raise ConfigError(
+        f"{where}nemo_speech has no counterpart of '{name}'. {did_you_mean(name, NEMO_TARGETS, shown=3)}"
+    )
 
 
 def _is_allowed(name: str) -> bool:
@@ -168,7 +176,9 @@ def _import(name: str, where: str) -> Any:
             if depth and not inspect.isclass(found):
                 break  # `module.other_module.Class`: an import of that module's own, not its public name
             if part not in dir(found) and not _has_lazy(found, part):
-                raise ConfigError(f"{where}_target_ '{name}': {'.'.join(parts[:cut + depth])} has no '{part}'. {_near(part, found)}")
+                raise ConfigError(
+                    f"{where}_target_ '{name}': {'.'.join(parts[:cut + depth])} has no '{part}'. {_near(part, found)}"
+                )
             found = getattr(found, part)
         else:
             return found

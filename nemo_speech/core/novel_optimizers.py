@@ -31,7 +31,9 @@ class Novograd(Optimizer):
         amsgrad: bool = False,
     ):
         _check_range(lr, betas, eps, weight_decay)
-        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, grad_averaging=grad_averaging, amsgrad=amsgrad)
+        defaults = dict(
+            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, grad_averaging=grad_averaging, amsgrad=amsgrad
+        )
         super().__init__(params, defaults)
 
     @torch.no_grad()
@@ -73,7 +75,8 @@ class Adan(Optimizer):
         lr: Learning rate.
         betas: Decay of the gradient's, the difference's and the second moment.
         eps: Added to the root of the second moment.
-        weight_decay: Decoupled; applied after the step as division by `1 + lr * weight_decay`, or before it as AdamW does with `no_prox`.
+        weight_decay: Decoupled; applied after the step as division by `1 + lr * weight_decay`, or before it as AdamW
+            does with `no_prox`.
         max_grad_norm: Clip the norm of all gradients to this; 0 does not.
         no_prox: See `weight_decay`.
     """
@@ -89,7 +92,9 @@ class Adan(Optimizer):
         no_prox: bool = False,
     ):
         _check_range(lr, betas, eps, weight_decay)
-        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm, no_prox=no_prox)
+        defaults = dict(
+            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm, no_prox=no_prox
+        )
         super().__init__(params, defaults)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Optimizers and schedules from config sections: `{_target_: torch.optim.AdamW, lr: ...}` or NeMo's `{name: adamw, lr: ...}`."""
+"""Optimizers and schedules from config: `{_target_: torch.optim.AdamW, lr: 1e-3}` or NeMo's `{name: adamw}`."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,9 +53,13 @@ def build_optimizer(cfg: Mapping[str, Any], params: Any, *, path: str = 'optimiz
 
 
 def build_scheduler(
-    cfg: Mapping[str, Any], optimizer: torch.optim.Optimizer, *, max_steps: int | None = None, path: str = 'lr_scheduler'
+    cfg: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer,
+    *,
+    max_steps: int | None = None,
+    path: str = 'lr_scheduler',
 ) -> dict[str, Any]:
-    """Build Lightning's description of a schedule: `{scheduler, interval, frequency[, monitor]}`, stepped every optimizer step.
+    """Build a schedule and Lightning's description of it, `{scheduler, interval, frequency[, monitor]}`.
 
     Args:
         cfg: `_target_` or `name`, the schedule's arguments, and optionally `interval`, `frequency`, `monitor`.
@@ -73,7 +77,9 @@ def build_scheduler(
         if max_steps is not None:
             arguments['max_steps'] = max_steps
     elif ours and arguments['max_steps'] < 1:
-        raise ConfigError(f"{path}.max_steps: {arguments['max_steps']} steps leave nothing to schedule; set it, or trainer.max_steps.")
+        raise ConfigError(
+            f"{path}.max_steps: {arguments['max_steps']} steps leave nothing to schedule; set trainer.max_steps."
+        )
     scheduler = _build(arguments, SCHEDULERS, object, path, optimizer=optimizer)
     on_plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     if on_plateau and 'monitor' not in calling:
@@ -82,14 +88,18 @@ def build_scheduler(
 
 
 def group_parameters(
-    named: Iterable[tuple[str, nn.Parameter]], groups: Sequence[Mapping[str, Any]] = (), *, path: str = 'optim_param_groups'
+    named: Iterable[tuple[str, nn.Parameter]],
+    groups: Sequence[Mapping[str, Any]] = (),
+    *,
+    path: str = 'optim_param_groups',
 ) -> list[dict[str, Any]]:
     """Split the trainable parameters into optimizer groups.
 
     Args:
         named: All parameters by name; frozen ones are left out.
-        groups: Each `{params: regex or list of them, **options}` with options such as `lr` and `weight_decay`; a parameter belongs to the
-            first group that matches it from the start of its name, and to a last group without options if none does.
+        groups: Each `{params: regex or list of them, **options}` with options such as `lr` and `weight_decay`; a
+            parameter belongs to the first group that matches it from the start of its name, and to a last group
+            without options if none does.
         path: Where `groups` stands, for messages.
 
     Raises:
@@ -122,7 +132,9 @@ def _by_name(cfg: Mapping[str, Any], table: Mapping[str, type], path: str) -> ty
     if 'name' not in cfg:
         raise ConfigError(f"{path}: needs '_target_' (a class) or 'name' (one of {', '.join(table)}).")
     if cfg['name'] not in table:
-        raise ConfigError(f"{path}.name: '{cfg['name']}' is unknown. {did_you_mean(str(cfg['name']), table, shown=30)}")
+        raise ConfigError(
+            f"{path}.name: '{cfg['name']}' is unknown. {did_you_mean(str(cfg['name']), table, shown=30)}"
+        )
     return table[cfg['name']]
 
 
@@ -145,6 +157,8 @@ def _patterns(group: Mapping[str, Any], path: str) -> list[re.Pattern[str]]:
 def _check_used(rule: re.Pattern[str], named: Sequence[tuple[str, nn.Parameter]], path: str) -> None:
     matching = [(name, p) for name, p in named if rule.match(name)]
     if not matching:
-        raise ConfigError(f"{path}: '{rule.pattern}' matches no parameter. {did_you_mean(rule.pattern, [n for n, _ in named], shown=5)}")
+        raise ConfigError(
+            f"{path}: '{rule.pattern}' matches no parameter. {did_you_mean(rule.pattern, dict(named), shown=5)}"
+        )
     if not any(p.requires_grad for _, p in matching):
         raise ConfigError(f"{path}: '{rule.pattern}' matches frozen parameters only ({matching[0][0]}, ...).")

@@ -1,7 +1,7 @@
 """NeMo's learning-rate schedules, each as one closed formula of the step; the curves equal nemo_toolkit 3.0.0's.
 
-Common to all: a linear warm-up `(step + 1) / (warmup + 1)` through step `warmup_steps`, and `min_lr` after step `max_steps`. Steps and
-ratios of `max_steps` exclude each other. Every parameter group keeps its own base rate.
+Common to all: a linear warm-up `(step + 1) / (warmup + 1)` through step `warmup_steps`, and `min_lr` after step
+`max_steps`. Steps and ratios of `max_steps` exclude each other. Every parameter group keeps its own base rate.
 
 Notation in the code: `done` is the share of the annealing phase that has passed, in 0..1.
 """
@@ -63,13 +63,15 @@ class WarmupPolicy(LRScheduler):
 
 
 class WarmupHoldPolicy(WarmupPolicy):
-    """Warm-up, then the base rate for `hold_steps` (or `hold_ratio`), then `decay`, which here stays at the base rate."""
+    """Warm-up, the base rate for `hold_steps` (or `hold_ratio`), then `decay`, which here is the base rate too."""
 
     def __init__(
         self, optimizer: Optimizer, *, hold_steps: int | None = None, hold_ratio: float | None = None, **kwargs
     ):
         _check_names(self, kwargs)
-        warmup_steps = _steps('warmup', kwargs.get('warmup_steps'), kwargs.get('warmup_ratio'), kwargs.get('max_steps'))
+        warmup_steps = _steps(
+            'warmup', kwargs.get('warmup_steps'), kwargs.get('warmup_ratio'), kwargs.get('max_steps')
+        )
         self.hold_steps = _steps('hold', hold_steps, hold_ratio, kwargs.get('max_steps'))
         self.hold_end = warmup_steps + self.hold_steps
         super().__init__(optimizer, **kwargs)
@@ -117,7 +119,8 @@ class WarmupAnnealHoldPolicy(WarmupPolicy):
 class CosineAnnealing(WarmupAnnealHoldPolicy):
     """Warm-up, half a cosine from the base rate to `min_lr`, then `min_lr`.
 
-    With a constant tail the warm-up is `step / warmup_steps`, from 0 (NeMo's other convention, kept because it is in its configs).
+    With a constant tail the warm-up is `step / warmup_steps`, from 0 (NeMo's other convention, kept because it is in
+    its configs).
     """
 
     def __init__(self, optimizer: Optimizer, *, max_steps: int, min_lr: float = 0.0, **kwargs):
@@ -167,10 +170,17 @@ class WarmupAnnealing(WarmupPolicy):
 
 
 class PolynomialDecayAnnealing(WarmupPolicy):
-    """Warm-up, then `(1 - done)^power` from the base rate to `min_lr`. `cycle` changes nothing: the schedule ends at `max_steps`."""
+    """Warm-up, then `(1 - done)^power` down to `min_lr` (`cycle` has no effect: that is the end)."""
 
     def __init__(
-        self, optimizer: Optimizer, *, max_steps: int, min_lr: float = 0.0, power: float = 1.0, cycle: bool = False, **kwargs
+        self,
+        optimizer: Optimizer,
+        *,
+        max_steps: int,
+        min_lr: float = 0.0,
+        power: float = 1.0,
+        cycle: bool = False,
+        **kwargs,
     ):
         self.power = power
         self.cycle = cycle
@@ -181,10 +191,17 @@ class PolynomialDecayAnnealing(WarmupPolicy):
 
 
 class PolynomialHoldDecayAnnealing(WarmupHoldPolicy):
-    """Warm-up, hold, then `(1 - done)^power` to `min_lr`. `cycle` changes nothing: the schedule ends at `max_steps`."""
+    """Warm-up, hold, then `(1 - done)^power` to `min_lr` (`cycle` has no effect: that is the end)."""
 
     def __init__(
-        self, optimizer: Optimizer, *, max_steps: int, min_lr: float = 0.0, power: float = 1.0, cycle: bool = False, **kwargs
+        self,
+        optimizer: Optimizer,
+        *,
+        max_steps: int,
+        min_lr: float = 0.0,
+        power: float = 1.0,
+        cycle: bool = False,
+        **kwargs,
     ):
         self.power = power
         self.cycle = cycle
@@ -205,24 +222,28 @@ class InverseSquareRootAnnealing(WarmupPolicy):
 
 
 class NoamHoldAnnealing(WarmupHoldPolicy):
-    """Warm-up, hold, then `base * (warmup / (step - hold))^decay_rate`, not under `min_lr` (FastConformer's and Squeezeformer's).
+    """Warm-up, hold, then `base * (warmup / (step - hold))^decay_rate`, not under `min_lr`.
 
     Raises:
         ConfigError: No warm-up: the decay is measured against it.
     """
 
-    def __init__(self, optimizer: Optimizer, *, max_steps: int, decay_rate: float = 0.5, min_lr: float = 0.0, **kwargs):
+    def __init__(
+        self, optimizer: Optimizer, *, max_steps: int, decay_rate: float = 0.5, min_lr: float = 0.0, **kwargs
+    ):
         self.decay_rate = decay_rate
         super().__init__(optimizer, max_steps=max_steps, min_lr=min_lr, **kwargs)
 
     def decay(self, step: int, base_lr: float) -> float:
         if self.warmup_steps == 0:
-            raise ConfigError('NoamHoldAnnealing: set warmup_steps or warmup_ratio; its decay is measured against the warm-up.')
+            raise ConfigError(
+                'NoamHoldAnnealing: set warmup_steps or warmup_ratio; its decay is measured against the warm-up.'
+            )
         return max(base_lr * (self.warmup_steps / (step - self.hold_steps)) ** self.decay_rate, self.min_lr)
 
 
 class NoamAnnealing(WarmupPolicy):
-    """`base * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)` (Vaswani et al. 2017); it does not end at `max_steps`.
+    """`base * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)` (Vaswani et al. 2017), without end.
 
     Args:
         optimizer: Its `lr` is a factor, usually around 1 to 5.
@@ -236,12 +257,16 @@ class NoamAnnealing(WarmupPolicy):
 
     def lr_at(self, step: int, base_lr: float) -> float:
         at = max(1, step)
-        rate = base_lr * self.scale * (at**-0.5 if self.warmup_steps == 0 else min(at**-0.5, at * self.warmup_steps**-1.5))
+        rate = (
+            base_lr
+            * self.scale
+            * (at**-0.5 if self.warmup_steps == 0 else min(at**-0.5, at * self.warmup_steps**-1.5))
+        )
         return max(rate, self.min_lr) if step > self.warmup_steps else rate
 
 
 class SquareRootConstantPolicy(LRScheduler):
-    """`constant_steps^-0.5` through step `constant_steps`, whatever the base rate; then `anneal`; `min_lr` after `max_steps`."""
+    """`constant_steps^-0.5` through `constant_steps`, whatever the base rate; `anneal`; `min_lr` after `max_steps`."""
 
     def __init__(
         self,
@@ -255,7 +280,9 @@ class SquareRootConstantPolicy(LRScheduler):
     ):
         self.constant_steps = _steps('constant', constant_steps, constant_ratio, max_steps)
         if self.constant_steps < 1:
-            raise ConfigError(f'{type(self).__name__}: set constant_steps or constant_ratio; the rate is measured against it.')
+            raise ConfigError(
+                f'{type(self).__name__}: set constant_steps or constant_ratio; the rate is measured against it.'
+            )
         self.max_steps = max_steps
         self.min_lr = min_lr
         super().__init__(optimizer, last_epoch)
@@ -313,4 +340,6 @@ _COMMON = frozenset({'warmup_steps', 'warmup_ratio', 'max_steps', 'min_lr', 'las
 def _check_names(scheduler: LRScheduler, kwargs: dict) -> None:
     unknown = set(kwargs) - _COMMON
     if unknown:
-        raise ConfigError(f"{type(scheduler).__name__} takes no {', '.join(sorted(unknown))}; it takes {', '.join(sorted(_COMMON))}.")
+        raise ConfigError(
+            f"{type(scheduler).__name__} takes no {', '.join(sorted(unknown))}; it takes {', '.join(sorted(_COMMON))}."
+        )

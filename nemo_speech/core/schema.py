@@ -1,7 +1,8 @@
 """Plain mappings become typed dataclasses here, once; past this point no configuration is untyped.
 
-`build_config` refuses unknown keys, wrong types and missing values with the full dotted path, the file, and the nearest
-valid key. Widenings it allows: int where a float is wanted, and a float written in a way YAML 1.1 reads as text (`1e-4`).
+`build_config` refuses unknown keys, wrong types and missing values with the full dotted path, the file, and the
+nearest valid key. Widenings it allows: int where a float is wanted, and a float written in a way YAML 1.1 reads as
+text (`1e-4`).
 """
 
 import dataclasses
@@ -22,8 +23,8 @@ def build_config(schema: type[T], mapping: Mapping[str, Any], *, source: str = '
     """Build `schema` from a mapping, strictly.
 
     Args:
-        schema: A dataclass; its fields may be scalars, `Literal`, enums, `Path`, `Any`, nested dataclasses, unions of these, and
-            lists, tuples and dicts of them. `dict[str, Any]` is free-form.
+        schema: A dataclass; its fields may be scalars, `Literal`, enums, `Path`, `Any`, nested dataclasses, unions of
+            these, and lists, tuples and dicts of them. `dict[str, Any]` is free-form.
         mapping: Resolved values (no interpolations).
         source: The file the values came from, for messages.
         path: Dotted path of `mapping` within that file, for messages.
@@ -150,7 +151,9 @@ def _convert_literal(allowed: tuple[Any, ...], value: Any, place: _Place) -> Any
             return value
     names = ', '.join(map(repr, allowed))
     hint = did_you_mean(value, [a for a in allowed if isinstance(a, str)]) if isinstance(value, str) else ''
-    raise place.error(f'expected one of {names}, got {_shown(value)}. {hint if hint.startswith("Did") else ""}'.strip())
+    raise place.error(
+        f'expected one of {names}, got {_shown(value)}. {hint if hint.startswith("Did") else ""}'.strip()
+    )
 
 
 def _convert_sequence(base: Any, args: tuple[Any, ...], value: Any, place: _Place) -> Any:

@@ -45,7 +45,8 @@ NEMO_TARGETS: dict[str, str] = {
     'nemo.core.optim.adan.Adan': 'nemo_speech.core.optim.Adan',
 }
 
-# Classes of NeMo 1.x and 2.x that NeMo 3.0 dropped: archives that name them exist, so the message should say why they fail.
+# Classes of NeMo 1.x and 2.x that NeMo 3.0 dropped: archives that name them exist, so the message should say why they
+# fail.
 REMOVED_NEMO_CLASSES = frozenset(
     {
         'SqueezeformerEncoder',

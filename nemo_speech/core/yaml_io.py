@@ -1,4 +1,4 @@
-"""YAML in and out: safe types only, `1e-4` is a number, dates stay text, and interpolations of strangers cannot read the environment."""
+"""YAML in and out: plain values only, `1e-4` is a number, dates are text, `${...}` cannot read the environment."""
 
 import math
 import re
@@ -24,7 +24,11 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2's floats and without timestamps."""
 
     yaml_implicit_resolvers = {
-        first: [(tag, regexp) for tag, regexp in rules if tag not in ('tag:yaml.org,2002:timestamp', 'tag:yaml.org,2002:float')]
+        first: [
+            (tag, regexp)
+            for tag, regexp in rules
+            if tag not in ('tag:yaml.org,2002:timestamp', 'tag:yaml.org,2002:float')
+        ]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -86,7 +90,9 @@ def _has_interpolation(value: Any, source: str) -> bool:
         return False
     for resolver in re.findall(r'\$\{\s*([\w.]+)\s*:', value):
         if resolver not in _SAFE_RESOLVERS:
-            raise ConfigError(f"{source}: '{value}' uses the resolver '{resolver}'; files may only use {', '.join(_SAFE_RESOLVERS)}.")
+            raise ConfigError(
+                f"{source}: '{value}' uses the resolver '{resolver}'; files may only use {', '.join(_SAFE_RESOLVERS)}."
+            )
     return True
 
 
