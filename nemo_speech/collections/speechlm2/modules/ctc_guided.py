@@ -60,7 +60,8 @@ class CTCGuidedAdapter(nn.Module):
         unit_manifest: Manifest or text file of the training transcripts that units are chosen from.
         unit_min_count: For `pieces`.
         language: Its digits are spelt in CTC targets.
-        blank_threshold: A frame is dropped when its posterior of blank is at least this.
+        blank_threshold: A frame is dropped when its posterior of blank is at least this; `None`: when blank is its
+            most likely class.
         merge_repeats: Join neighbouring frames that say the same unit, as CTC does, weighted by their non-blank
             posterior.
         temperature: Divides the logits before the posteriors that weight embeddings: below 1 sharpens them.
@@ -87,8 +88,8 @@ class CTCGuidedAdapter(nn.Module):
         unit_manifest: str | None = None,
         unit_min_count: int = 8,
         language: str = 'en',
-        blank_threshold: float = 0.5,
-        merge_repeats: bool = False,
+        blank_threshold: float | None = None,
+        merge_repeats: bool = True,
         temperature: float = 1.0,
         detach_posteriors: bool = False,
         time_masks_per_s: float = 1.0,
@@ -98,6 +99,8 @@ class CTCGuidedAdapter(nn.Module):
         cross_fit_folds: int = 0,
     ) -> None:
         super().__init__()
+        if conv_kernel % 2 == 0:
+            raise ConfigError(f'CTCGuidedAdapter conv_kernel={conv_kernel}: choose an odd number, to keep the length')
         if scorer not in ('cosine', 'linear'):
             raise ConfigError(f"CTCGuidedAdapter scorer={scorer!r}: choose 'cosine' or 'linear'")
         if cross_fit_folds == 1 or cross_fit_folds < 0:
@@ -302,24 +305,27 @@ class FrameSegments:
 
 
 def find_segments(
-    log_probs: Tensor, frame_lens: Tensor, blank_threshold: float = 0.5, merge_repeats: bool = False
+    log_probs: Tensor, frame_lens: Tensor, blank_threshold: float | None = None, merge_repeats: bool = False
 ) -> FrameSegments:
-    """Drop frames whose posterior of blank is at least `blank_threshold`; of only such, the least blank one stays.
+    """Drop the frames that say blank; of a clip of only such, the least blank one stays.
 
     Args:
         log_probs: `[B, T, V + 1]`, class 0 is blank.
         frame_lens: `[B]` int64.
+        blank_threshold: Least posterior of blank that is dropped; `None`: blank is the most likely class.
         merge_repeats: Neighbouring kept frames with the same best unit share a place.
     """
     valid = length_mask(frame_lens, log_probs.shape[1])
-    blank = log_probs[..., BLANK].detach().exp()
-    keep = (blank < blank_threshold) & valid
+    log_probs = log_probs.detach()
+    blank = log_probs[..., BLANK].exp()
+    says_blank = log_probs.argmax(-1) == BLANK if blank_threshold is None else blank >= blank_threshold
+    keep = ~says_blank & valid
     least_blank = blank.masked_fill(~valid, float('inf')).argmin(1)
     none_kept = ~keep.any(1)
     keep[none_kept, least_blank[none_kept]] = True
     starts = keep.clone()
     if merge_repeats:
-        best = log_probs[..., 1:].detach().argmax(-1)
+        best = log_probs[..., 1:].argmax(-1)
         same = (best[:, 1:] == best[:, :-1]) & keep[:, 1:] & keep[:, :-1]
         starts[:, 1:] &= ~same
     places = starts.cumsum(1) - 1

@@ -81,10 +81,10 @@ variants = pytest.mark.parametrize(
     [
         {},
         {'scorer': 'linear', 'stack': 4},
-        {'num_lstm_layers': 1, 'num_conv_layers': 1, 'merge_repeats': True},
+        {'num_lstm_layers': 1, 'num_conv_layers': 1, 'merge_repeats': False},
         {'units': ['a', ' a', ' press', ' one', 'e'], 'temperature': 0.5},
     ],
-    ids=['cosine', 'linear', 'lstm_merged', 'own_units'],
+    ids=['cosine', 'linear', 'lstm_unmerged', 'own_units'],
 )
 
 
@@ -110,6 +110,13 @@ def test_blank_frames_are_dropped_exactly():
     assert segments.lens.tolist() == [3, 2, 1]
     kept = list(zip(segments.rows.tolist(), segments.frames.tolist(), segments.places.tolist()))
     assert kept == [(0, 1, 0), (0, 4, 1), (0, 5, 2), (1, 0, 0), (1, 2, 1), (2, 3, 0)]
+
+
+def test_threshold_drops_frames_that_are_likely_blank_though_not_most_likely():
+    log_probs = torch.tensor([[[0.4, 0.5, 0.1], [0.2, 0.7, 0.1], [0.4, 0.3, 0.3]]]).log()
+    assert find_segments(log_probs, torch.tensor([3])).frames.tolist() == [0, 1]
+    assert find_segments(log_probs, torch.tensor([3]), blank_threshold=0.5).frames.tolist() == [0, 1, 2]
+    assert find_segments(log_probs, torch.tensor([3]), blank_threshold=0.3).frames.tolist() == [1]
 
 
 def test_repeats_share_a_place_but_not_across_a_blank():
@@ -260,7 +267,7 @@ def test_wrong_llm_width_is_named():
         adapter(*make_frames([8]))
 
 
-@pytest.mark.parametrize('kwargs', [{'scorer': 'dot'}, {'cross_fit_folds': 1}, {'units': 'words'}])
+@pytest.mark.parametrize('kwargs', [{'scorer': 'dot'}, {'cross_fit_folds': 1}, {'units': 'words'}, {'conv_kernel': 4}])
 def test_bad_options_are_refused(kwargs):
     with pytest.raises(ConfigError, match=str(next(iter(kwargs.values())))):
         make_adapter(**kwargs)
