@@ -11,9 +11,7 @@ import argparse
 import json
 import random
 
-FORMATS = (
-    'llama2 llama3 qwen qwen3 gemma mistral plain nemotron-nano-v3 phi2_qa phi2_chat phi2_code'.split()
-)
+FORMATS = 'llama2 llama3 qwen qwen3 gemma mistral plain nemotron-nano-v3 phi2_qa phi2_chat phi2_code'.split()
 SEEDS = 24
 
 

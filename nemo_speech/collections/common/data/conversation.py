@@ -329,6 +329,8 @@ def _recording(path: str, data: Mapping[str, Any], where: str) -> Any:
 
 def _file_of(cut: Cut) -> tuple[str, dict[str, Any]]:
     """Path of the file that `cut` is a stretch of, and what else is needed to find it again."""
+    from lhotse import Recording
+
     remedy = "Save the audio first (cut.save_audio(path)) and put the returned cut in the turn."
     recording = getattr(cut, 'recording', None)
     if recording is None or len(recording.sources) != 1 or recording.sources[0].type != 'file':
@@ -340,7 +342,8 @@ def _file_of(cut: Cut) -> tuple[str, dict[str, Any]]:
     if any(name != 'Resample' for name in transforms):
         raise DataError(f"Cut '{cut.id}' carries audio effects ({transforms}) that JSON cannot hold. {remedy}")
     extra: dict[str, Any] = {}
-    if not transforms:
+    # Only lhotse's own class describes the file itself; a subclass may state the rate it will be converted to.
+    if not transforms and type(recording) is Recording:
         extra['sampling_rate'] = recording.sampling_rate
         extra['num_samples'] = recording.num_samples
     if recording.num_channels > 1:
