@@ -14,6 +14,8 @@ import math
 import torch
 from torch import Tensor
 
+from nemo_speech.collections.asr.modules.mel_preprocessor import AudioToMelSpectrogramPreprocessor
+
 
 def length_mask(lens: Tensor, max_len: int) -> Tensor:
     """`[B, max_len]` bool, True inside each row's length."""
@@ -160,49 +162,28 @@ class KaldiFbank:
 
 
 class ParakeetLogMel:
-    """NeMo's pre-emphasised log-mel frames, normalised per mel bin: `[B, T, F]`, T = samples // hop."""
-
-    preemphasis, log_guard, std_guard = 0.97, 2.0**-24, 1e-5
+    """NeMo's log-mel frames, normalised per mel bin, which Parakeet takes as `[B, T, F]`; T = samples // hop."""
 
     def __init__(self, num_mels: int, n_fft: int, win_length: int, hop_length: int, sampling_rate: int) -> None:
-        from transformers.audio_utils import mel_filter_bank, window_function
-
-        filters = mel_filter_bank(
-            num_frequency_bins=n_fft // 2 + 1,
-            num_mel_filters=num_mels,
-            min_frequency=0.0,
-            max_frequency=sampling_rate / 2,
-            sampling_rate=sampling_rate,
-            norm='slaney',
-            mel_scale='slaney',
+        self.preprocessor = AudioToMelSpectrogramPreprocessor(
+            sample_rate=sampling_rate,
+            window_size=None,
+            window_stride=None,
+            n_window_size=win_length,
+            n_window_stride=hop_length,
+            n_fft=n_fft,
+            features=num_mels,
+            dither=0.0,
+            pad_to=0,
         )
-        self.filters = torch.from_numpy(filters.T.copy()).float()
-        self.window = torch.from_numpy(window_function(win_length, 'hann', periodic=False)).float()
-        self.n_fft, self.win_length, self.hop_length = n_fft, win_length, hop_length
         self.min_samples = 2 * hop_length  # two frames have a variance
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
-        return num_samples.clamp(min=self.min_samples) // self.hop_length
+        return self.preprocessor.num_output_frames(num_samples.clamp(min=self.min_samples))
 
     def __call__(self, wave: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
-        self.filters, self.window = self.filters.to(wave.device), self.window.to(wave.device)
-        wave = torch.nn.functional.pad(wave, (0, max(0, self.min_samples - wave.shape[1])))
-        wave = torch.cat([wave[:, :1], wave[:, 1:] - self.preemphasis * wave[:, :-1]], dim=1)
         wave = wave.masked_fill(~length_mask(lens, wave.shape[1]), 0.0)
-        spectrum = torch.stft(
-            wave,
-            self.n_fft,
-            self.hop_length,
-            self.win_length,
-            window=self.window,
-            pad_mode='constant',
-            return_complex=True,
-        )
-        log_mel = (self.filters @ spectrum.abs() ** 2 + self.log_guard).log().transpose(1, 2)  # [B, T + 1, F]
-        feature_lens = self.num_frames(lens)
-        mask = length_mask(feature_lens, log_mel.shape[1])[..., None]
-        count = feature_lens[:, None, None]
-        mean = log_mel.masked_fill(~mask, 0.0).sum(1, keepdim=True) / count
-        centred = (log_mel - mean).masked_fill(~mask, 0.0)
-        std = ((centred**2).sum(1, keepdim=True) / (count - 1)).sqrt()
-        return centred / (std + self.std_guard), feature_lens
+        wave = torch.nn.functional.pad(wave, (0, max(0, self.min_samples - wave.shape[1])))
+        preprocessor = self.preprocessor.to(wave.device)
+        features, feature_lens = preprocessor(input_signal=wave, length=lens.clamp(min=self.min_samples))
+        return features.transpose(1, 2), feature_lens
