@@ -1,6 +1,6 @@
 """Word error rate of a SALM on a manifest.
 
-    python examples/speechlm2/salm_eval.py pretrained_name=<dir or hub id> inputs=<cuts or NeMo manifest>
+python examples/speechlm2/salm_eval.py pretrained_name=<dir or hub id> inputs=<cuts or NeMo manifest>
 """
 
 from dataclasses import dataclass, field

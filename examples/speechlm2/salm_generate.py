@@ -1,6 +1,6 @@
 """Answer every conversation of a data source, and write it with its answer as JSON lines.
 
-    python examples/speechlm2/salm_generate.py pretrained_name=<dir or hub id> inputs=<input_cfg.yaml or .jsonl>
+python examples/speechlm2/salm_generate.py pretrained_name=<dir or hub id> inputs=<input_cfg.yaml or .jsonl>
 """
 
 from dataclasses import dataclass, field

@@ -25,7 +25,9 @@ class ToHFConfig:
 @hydra_runner(config_path='../../conf/speechlm2', config_name='to_hf', schema=ToHFConfig)
 def main(cfg: ToHFConfig) -> None:
     run = build_config(SALMTrainConfig, load_yaml(cfg.ckpt_config), source=cfg.ckpt_config)
-    model = SALM(replace(run.model, init_from_checkpoint=cfg.ckpt_path, torch_dtype=cfg.dtype or run.model.torch_dtype))
+    model = SALM(
+        replace(run.model, init_from_checkpoint=cfg.ckpt_path, torch_dtype=cfg.dtype or run.model.torch_dtype)
+    )
     model.save_pretrained(Path(cfg.output_dir), nemo_compatible=cfg.nemo_compatible)
     print(f'SALM written to {cfg.output_dir}')
     print(f'Next: nemo-speech transcribe {cfg.output_dir} audio.wav')

@@ -1,6 +1,6 @@
 """Random number generators in the training checkpoint, so that a resumed run draws what an uninterrupted one would.
 
-Lightning saves weights, optimizers, schedulers and loops, but no generator states: dropout and SpecAugment would differ.
+Lightning saves weights, optimizers, schedulers and loops, but no generator states: dropout would differ.
 """
 
 import random
@@ -30,7 +30,7 @@ class RandomState(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._pending = state_dict
 
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:  # noqa: ANN001
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         """Restore here and not earlier: building the data loaders and sanity checks draw numbers too."""
         if self._pending is None:
             return

@@ -1,4 +1,4 @@
-"""Audio from whatever a user has: a path, bytes, an open file, an array or a tensor, at any rate, of any channel count."""
+"""Audio from whatever a user has: a path, bytes, an open file, an array or a tensor, of any rate and channel count."""
 
 import io
 from pathlib import Path
@@ -17,8 +17,8 @@ def load_audio(source: AudioSource, sample_rate: int, *, source_rate: int | None
     """Read audio as a mono waveform.
 
     Args:
-        source: Path, encoded bytes, binary file object, or samples: `[S]`, or `[C, S]` or `[S, C]` (the shorter side is
-            taken for the channels). Integer samples are scaled by their type's range.
+        source: Path, encoded bytes, binary file object, or samples: `[S]`, or `[C, S]` or `[S, C]` (the shorter side
+            is taken for the channels). Integer samples are scaled by their type's range.
         sample_rate: Hz of the result.
         source_rate: Hz of samples given as an array or tensor; None: they are at `sample_rate` already.
 
@@ -65,7 +65,7 @@ def _decode(source: str | Path | bytes | BinaryIO) -> tuple[Tensor, int, str]:
     if isinstance(source, (str, Path)):
         name, file = str(source), Path(source)
         if not file.is_file():
-            raise AudioError(f'{name}: no such audio file. Check the path; relative paths start at the working directory.')
+            raise AudioError(f'{name}: no such audio file. Relative paths start at the working directory.')
         handle: Any = str(file)
     elif isinstance(source, bytes):
         name, handle = f'{len(source)} bytes of audio', io.BytesIO(source)

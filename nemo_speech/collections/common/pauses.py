@@ -4,7 +4,9 @@ import torch
 from torch import Tensor
 
 
-def split_at_pauses(waveform: Tensor, sample_rate: int, max_s: float, search_s: float | None = None) -> list[tuple[int, int]]:
+def split_at_pauses(
+    waveform: Tensor, sample_rate: int, max_s: float, search_s: float | None = None
+) -> list[tuple[int, int]]:
     """Cut a waveform into pieces of at most `max_s` seconds, at the quietest places.
 
     Each cut is made where the mean power of 100 ms is lowest, within the last `search_s` seconds a piece may have. The

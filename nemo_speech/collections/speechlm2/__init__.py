@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nemo_speech.collections.speechlm2.backbones import LLMBackbone, load_backbone
-    from nemo_speech.collections.speechlm2.config import SALMConfig, SALMTrainConfig
+    from nemo_speech.collections.speechlm2.config import SALMConfig
     from nemo_speech.collections.speechlm2.data import DataModule, SALMDataset
+    from nemo_speech.collections.speechlm2.experiment import SALMTrainConfig
     from nemo_speech.collections.speechlm2.models.salm import SALM
 
 _HOMES = {
@@ -15,11 +16,19 @@ _HOMES = {
     'SALM': 'nemo_speech.collections.speechlm2.models.salm',
     'SALMConfig': 'nemo_speech.collections.speechlm2.config',
     'SALMDataset': 'nemo_speech.collections.speechlm2.data',
-    'SALMTrainConfig': 'nemo_speech.collections.speechlm2.config',
+    'SALMTrainConfig': 'nemo_speech.collections.speechlm2.experiment',
     'load_backbone': 'nemo_speech.collections.speechlm2.backbones',
 }
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    'DataModule',
+    'LLMBackbone',
+    'SALM',
+    'SALMConfig',
+    'SALMDataset',
+    'SALMTrainConfig',
+    'load_backbone',
+]
 
 
 def __getattr__(name: str) -> Any:

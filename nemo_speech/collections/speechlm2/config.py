@@ -1,12 +1,10 @@
-"""What `salm_train.py` is configured by: the keys of NeMo's `salm.yaml`, typed, and ours marked as such."""
+"""What a SALM is configured by: the `model` keys of NeMo's `salm.yaml`, typed, and ours marked as such."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from nemo_speech.collections.speechlm2.data.datamodule import DataConfig
 from nemo_speech.collections.speechlm2.modules.perception import PerceptionConfig
-from nemo_speech.lightning.trainer import TrainerConfig
-from nemo_speech.utils.exp_manager import ExpManagerConfig
+from nemo_speech.core.model import ModelConfig
 
 
 @dataclass
@@ -31,8 +29,8 @@ class ValidationConfig:
     """Reference/transcript pairs written to the log of each set."""
 
 
-@dataclass
-class SALMConfig:
+@dataclass(kw_only=True)
+class SALMConfig(ModelConfig):
     """A SALM: which encoder, which LLM, what joins them, and what of it is trained."""
 
     pretrained_llm: str
@@ -44,14 +42,8 @@ class SALMConfig:
     pretrained_weights: bool = True
     """False: build the architecture only; the weights come from a checkpoint."""
     audio_locator_tag: str = '<|audioplaceholder|>'
-    freeze_params: list[str] = field(default_factory=list)
-    prevent_freeze_params: list[str] = field(default_factory=list)
     lora: dict[str, Any] | None = None
     """Keyword arguments of `peft.LoraConfig`."""
-    optimizer: dict[str, Any] | None = None
-    lr_scheduler: dict[str, Any] | None = None
-    optim_param_groups: list[dict[str, Any]] = field(default_factory=list)
-    """Ours: `{params: regex, lr: ..., weight_decay: ...}`; parameters that match take these values."""
     tokenizer_path: str | None = None
     trust_remote_code: bool = False
     torch_dtype: Literal['float32', 'bfloat16', 'float16'] | None = None
@@ -70,15 +62,3 @@ class SALMConfig:
     model_type: str | None = None
     """Written by `save_pretrained` for those who look for it; not read."""
     architectures: list[str] | None = None
-
-
-@dataclass
-class SALMTrainConfig:
-    """The whole of a training run."""
-
-    model: SALMConfig
-    data: DataConfig
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    exp_manager: ExpManagerConfig = field(default_factory=ExpManagerConfig)
-    seed: int | None = 42
-    """Ours: seeds Python, NumPy and torch before the model is built; None leaves them alone."""

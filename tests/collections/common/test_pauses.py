@@ -11,7 +11,9 @@ RATE = 1000
 
 
 @settings(max_examples=60, deadline=None)
-@given(num_samples=st.integers(0, 20_000), max_s=st.floats(0.2, 4.0), part=st.floats(0.05, 1.0), seed=st.integers(0, 9))
+@given(
+    num_samples=st.integers(0, 20_000), max_s=st.floats(0.2, 4.0), part=st.floats(0.05, 1.0), seed=st.integers(0, 9)
+)
 def test_pieces_tile_the_audio_and_are_short_enough(num_samples, max_s, part, seed):
     waveform = torch.randn(num_samples, generator=torch.Generator().manual_seed(seed))
     pieces = split_at_pauses(waveform, RATE, max_s, part * max_s)
@@ -24,7 +26,7 @@ def test_pieces_tile_the_audio_and_are_short_enough(num_samples, max_s, part, se
 def test_cut_falls_into_the_pause():
     waveform = torch.ones(5000)
     waveform[2300:2600] = 0.0
-    (first, second) = split_at_pauses(waveform, RATE, max_s=3.0)
+    first, second = split_at_pauses(waveform, RATE, max_s=3.0)
     assert 2300 <= first[1] <= 2600 and second == (first[1], 5000)
 
 

@@ -135,7 +135,9 @@ def _as_prompt(conversation: Any, system_prompt: str | None, user_prompt: str | 
         turns = [TextTurn(system_prompt, 'system'), *(t for t in turns if t.role != 'system')]
     if user_prompt is not None:
         turns.append(TextTurn(user_prompt, 'user'))
-    return replace(conversation, turns=turns, custom=custom, input_ids=None, context_ids=None, answer_ids=None, mask=None)
+    return replace(
+        conversation, turns=turns, custom=custom, input_ids=None, context_ids=None, answer_ids=None, mask=None
+    )
 
 
 def _collate(model: 'SALM', conversations: Sequence[Any], formatter: PromptFormatter) -> PromptBatch:

@@ -3,21 +3,21 @@
 Audio goes through `perception` into the LLM's embedding space and takes the place of its tag among the text tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nemo_speech.collections.common.tokenizers import AutoTokenizer
+from nemo_speech.collections.common.tokenizers import AutoTokenizer, resolve_pad_id
 from nemo_speech.collections.speechlm2.backbones import load_backbone
 from nemo_speech.collections.speechlm2.config import SALMConfig
 from nemo_speech.collections.speechlm2.models import salm_checkpoint
 from nemo_speech.collections.speechlm2.models.prompting import PromptBatch, collate_prompts
-from nemo_speech.collections.speechlm2.models.setup import build_perception, freeze_modules_in_eval, parameter_names
+from nemo_speech.collections.speechlm2.models.setup import build_perception, parameter_names
 from nemo_speech.collections.speechlm2.models.validation import ValidationSets
 from nemo_speech.collections.speechlm2.modules.perception import PerceptionOutput
 from nemo_speech.collections.speechlm2.modules.splicing import (
@@ -27,14 +27,10 @@ from nemo_speech.collections.speechlm2.modules.splicing import (
     shift_for_next_token,
     splice_audio,
 )
-from nemo_speech.core.config import build_config
 from nemo_speech.core.errors import ConfigError, DataError
-from nemo_speech.core.freezing import freeze_by_patterns
+from nemo_speech.core.freezing import eval_frozen_modules
 from nemo_speech.core.model import ModelPT
 from nemo_speech.lightning.reduce import mean_over_ranks
-from nemo_speech.utils.logging import get_logger
-
-logger = get_logger(__name__)
 
 
 @dataclass
@@ -57,9 +53,12 @@ class SALM(ModelPT):
         ModelNotFoundError: `pretrained_llm` or `pretrained_asr` is not there.
     """
 
+    config_class = SALMConfig
+    cfg: SALMConfig
+
     def __init__(self, cfg: SALMConfig | Mapping[str, Any]) -> None:
-        cfg = cfg if isinstance(cfg, SALMConfig) else build_config(SALMConfig, cfg, path='model')
         super().__init__(cfg)
+        cfg = self.cfg
         dtype = getattr(torch, cfg.torch_dtype) if cfg.torch_dtype else torch.get_default_dtype()
         self.tokenizer = AutoTokenizer(
             cfg.tokenizer_path or cfg.pretrained_llm, trust_remote_code=cfg.trust_remote_code
@@ -73,10 +72,12 @@ class SALM(ModelPT):
             self.llm.apply_lora(cfg.lora)
         if cfg.init_from_checkpoint is not None:
             salm_checkpoint.load_weights(self, cfg.init_from_checkpoint)
-        report = freeze_by_patterns(parameter_names(self), cfg.freeze_params, cfg.prevent_freeze_params)
-        for pattern in report.unmatched:
-            logger.warning('freeze pattern %r matches no parameter', pattern)
+        self.freeze_parameters()
         self._validation = ValidationSets(cfg.validation)
+
+    def parameter_names(self) -> Iterator[tuple[list[str], nn.Parameter]]:
+        """Parameters with the names that NeMo's users know them by; see `setup.parameter_names`."""
+        return parameter_names(self)
 
     # -- what NeMo's users read ------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class SALM(ModelPT):
 
     @property
     def text_pad_id(self) -> int:
-        return self.tokenizer.pad_id
+        return resolve_pad_id(self.tokenizer)
 
     @property
     def audio_locator_tag(self) -> str:
@@ -180,7 +181,7 @@ class SALM(ModelPT):
         """As `nn.Module.train`, but what is wholly frozen stays in eval: no dropout, fixed batch-norm statistics."""
         super().train(mode)
         if mode:
-            freeze_modules_in_eval([*self.perception.children(), self.llm])
+            eval_frozen_modules(self)
         return self
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> dict[str, Tensor]:
@@ -322,7 +323,7 @@ class SALM(ModelPT):
         for token in extra_tokens:
             found = self.tokenizer.text_to_ids(token)
             if len(found) != 1:
-                raise ConfigError(f'extra_eos_tokens: {token!r} is {len(found)} tokens of the tokenizer, expected one.')
+                raise ConfigError(f'extra_eos_tokens: {token!r} is {len(found)} tokens, expected one.')
             ids += found
         return ids
 
@@ -343,13 +344,52 @@ class SALM(ModelPT):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def save_pretrained(self, save_directory: str | Path, *, nemo_compatible: bool = False) -> None:
-        """Write a self-contained directory; see `salm_checkpoint.save_directory`."""
+        """Write a directory that `from_pretrained` needs nothing beside of.
+
+        Args:
+            save_directory: Made if need be; files of the same names are replaced.
+            nemo_compatible: Write class names in NeMo's namespace and only keys that NeMo's model reads, so that
+                nemo_toolkit 3.0.0 loads the directory too.
+
+        Raises:
+            CheckpointError: `nemo_compatible`, and a part of the model does not exist in NeMo.
+        """
         salm_checkpoint.save_directory(self, Path(save_directory), nemo_compatible=nemo_compatible)
 
+    def hf_config(self) -> dict[str, Any]:
+        return salm_checkpoint.saved_config(self)
+
+    def hf_state_dict(self) -> dict[str, Tensor]:
+        return salm_checkpoint.nemo_state_dict(self)
+
+    def load_hf_state_dict(self, weights: Mapping[str, Tensor], *, source: str, strict: bool = True) -> None:
+        salm_checkpoint.load_tensors(self, weights, source, strict)
+
+    def save_extras(self, directory: Path) -> None:
+        self.tokenizer.save_pretrained(directory)
+        (directory / 'llm_backbone').mkdir(exist_ok=True)
+        self.llm.hf_config.save_pretrained(directory / 'llm_backbone')
+
     @classmethod
-    def from_pretrained(cls, path: str | Path, **overrides: Any) -> 'SALM':
-        """Read a SALM directory, ours or NeMo's, or a hub id; see `salm_checkpoint.load_directory`."""
-        return salm_checkpoint.load_directory(cls, path, **overrides)
+    def from_hf_directory(
+        cls,
+        directory: Path,
+        config: dict[str, Any],
+        *,
+        backend: str | None = None,
+        torch_dtype: str | torch.dtype | None = None,
+    ) -> 'SALM':
+        """Build the model, without weights, that a SALM directory describes, ours or NeMo's.
+
+        Args:
+            directory: Where `config` was read.
+            config: What `config.json` holds.
+            backend: `megatron` or `hf`; default: what the directory says, else `megatron`.
+            torch_dtype: Dtype of the weights, such as `bfloat16`; default: what the directory says, else float32.
+        """
+        cfg = salm_checkpoint.localized_config(directory, config)
+        dtype = str(torch_dtype).removeprefix('torch.') if torch_dtype is not None else cfg.torch_dtype or 'float32'
+        return cls(replace(cfg, backend=backend or cfg.backend, torch_dtype=dtype))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         salm_checkpoint.drop_frozen_weights(self, checkpoint)

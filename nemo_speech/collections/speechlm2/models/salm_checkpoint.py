@@ -18,9 +18,11 @@ from torch import Tensor
 
 from nemo_speech.collections.speechlm2.config import SALMConfig
 from nemo_speech.collections.speechlm2.models.setup import nemo_llm_name
+from nemo_speech.collections.speechlm2.modules.perception import from_nemo_key, to_nemo_key
 from nemo_speech.core.config import build_config, config_to_dict
 from nemo_speech.core.errors import CheckpointError, ModelNotFoundError
-from nemo_speech.core.targets import NEMO_TARGETS
+from nemo_speech.core.model import CONFIG_FILE, ModelPT, read_safetensors
+from nemo_speech.core.targets import to_nemo_target
 from nemo_speech.utils.logging import get_logger
 
 if TYPE_CHECKING:
@@ -49,76 +51,13 @@ NEMO_RUNTIME_KEYS = frozenset(
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
-def load_directory(
-    cls: 'type[SALM]',
-    path: str | Path,
-    *,
-    backend: str | None = None,
-    torch_dtype: str | None = None,
-    map_location: str | torch.device | None = None,
-) -> 'SALM':
-    """Build the SALM of a directory (or hub id) and load its weights, every one of them; returned in eval mode.
-
-    Args:
-        path: Directory written by `save_pretrained`, ours or NeMo's, or a hub id.
-        backend: `megatron` or `hf`; default: what the directory says, else `megatron`.
-        torch_dtype: Dtype of the weights, such as `bfloat16`; default: what the directory says, else float32.
-        map_location: Device to put the model on.
+def localized_config(directory: Path, raw: Mapping[str, Any]) -> SALMConfig:
+    """The config of a SALM directory with its parts pointing to files that are there.
 
     Raises:
-        ModelNotFoundError: There is no such directory, or the LLM's config or tokenizer is not to be found.
-        CheckpointError: Tensors are missing, unexpected or of the wrong shape.
-        ConfigError: `config.json` has unknown keys or wrong values.
-    """
-    directory = find_directory(path)
-    cfg = localized_config(directory)
-    cfg = replace(cfg, backend=backend or cfg.backend, torch_dtype=torch_dtype or cfg.torch_dtype or 'float32')
-    model = cls(cfg)
-    load_weights(model, directory)
-    if map_location is not None:
-        model.to(map_location)
-    return model.eval()
-
-
-def find_directory(path: str | Path) -> Path:
-    """The local directory of a SALM, downloaded from the hub when `path` is no directory.
-
-    Raises:
-        ModelNotFoundError: Neither a directory with a `config.json`, nor on the hub.
-    """
-    directory = Path(path)
-    if directory.is_dir():
-        if not (directory / 'config.json').is_file():
-            raise ModelNotFoundError(
-                f'{directory} has no config.json: expected a directory written by save_pretrained. '
-                'A training checkpoint (.ckpt) becomes one with examples/speechlm2/to_hf.py.'
-            )
-        return directory
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(str(path)))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelNotFoundError(
-            f'No SALM at {path!r}: neither a local directory nor reachable on the Hugging Face hub ({error}). '
-            'Give the path of a directory written by save_pretrained.'
-        ) from error
-
-
-def localized_config(directory: Path) -> SALMConfig:
-    """`config.json` of a SALM directory with its parts pointing to files that are there.
-
-    Raises:
-        CheckpointError: `config.json` is not a JSON object.
+        ConfigError: Unknown keys or wrong values.
     """
     file = directory / 'config.json'
-    try:
-        raw = json.loads(file.read_text(encoding='utf-8'))
-    except ValueError as error:
-        raise CheckpointError(f'{file}: not valid JSON ({error}).') from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f'{file}: expected a JSON object, got {type(raw).__name__}.')
     ignored = sorted(NEMO_RUNTIME_KEYS & raw.keys())
     if ignored:
         logger.info('%s: keys that only tell NeMo how to run are not used: %s', file, ', '.join(ignored))
@@ -161,41 +100,14 @@ def load_weights(model: 'SALM', path: str | Path) -> None:
         return
     if not path.is_dir():
         raise ModelNotFoundError(f'{path}: no such SALM directory or .ckpt file.')
-    load_tensors(model, read_tensors(path), source=str(path))
+    load_tensors(model, read_safetensors(path), source=str(path))
 
 
-def read_tensors(directory: Path) -> dict[str, Tensor]:
-    """All tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` names.
-
-    Raises:
-        CheckpointError: No such file, or one that is not safetensors.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    index = directory / 'model.safetensors.index.json'
-    names = {'model.safetensors'}
-    if index.is_file():
-        names = set(json.loads(index.read_text(encoding='utf-8'))['weight_map'].values())
-    tensors: dict[str, Tensor] = {}
-    for name in sorted(names):
-        file = directory / name
-        if Path(name).name != name:
-            raise CheckpointError(f'{index}: shard {name!r} lies outside the directory.')
-        if not file.is_file():
-            raise CheckpointError(f'{file} is missing: the weights of the model are expected there.')
-        try:
-            tensors.update(load_file(file))
-        except SafetensorError as error:
-            raise CheckpointError(f'{file}: not a whole safetensors file ({error}). Copy it again.') from error
-    return tensors
-
-
-def load_tensors(model: 'SALM', tensors: Mapping[str, Tensor], source: str) -> None:
-    """Load tensors under NeMo's names into `model`, strictly.
+def load_tensors(model: 'SALM', tensors: Mapping[str, Tensor], source: str, strict: bool = True) -> None:
+    """Load tensors under NeMo's names into `model`.
 
     Raises:
-        CheckpointError: Names the tensors that are missing, unexpected or misshapen.
+        CheckpointError: Names the tensors that are missing or unexpected (`strict`), or misshapen.
     """
     perception, llm, adapter, unknown = split_tensors(tensors)
     expected = dict(model.perception.state_dict())
@@ -209,17 +121,20 @@ def load_tensors(model: 'SALM', tensors: Mapping[str, Tensor], source: str) -> N
     missing += [f'llm.{k}' for k in expected_adapter - adapter.keys()]
     unknown += [f'llm.{k}' for k in adapter.keys() - expected_adapter]
     if missing or unknown:
-        raise CheckpointError(
+        message = (
             f'{source} does not fit the model of its config.json: '
             f'missing tensors: {_listed(missing)}; unexpected tensors: {_listed(unknown)}.'
         )
-    misshapen = [k for k, v in perception.items() if v.shape != expected[k].shape]
-    if misshapen:
-        raise CheckpointError(f'{source}: tensors of the wrong shape: {_listed(misshapen)}.')
-    model.perception.load_state_dict(perception)
-    model.llm.load_hf_state_dict(llm)
+        if strict:
+            raise CheckpointError(message)
+        logger.warning(message)
+    try:
+        model.perception.load_state_dict(perception, strict=strict)
+    except RuntimeError as error:
+        raise CheckpointError(f'{source}: the tensors of perception do not fit: {error}') from error
+    model.llm.load_hf_state_dict(llm, strict=strict)
     if model.llm.has_lora:
-        model.llm.load_adapter_state_dict(adapter)
+        model.llm.load_adapter_state_dict(adapter, strict=strict)
 
 
 def split_tensors(
@@ -230,7 +145,7 @@ def split_tensors(
     perception, llm, adapter, unknown = {}, {}, {}, []
     for name, tensor in tensors.items():
         if name.startswith('perception.'):
-            perception[name.removeprefix('perception.')] = tensor
+            perception[from_nemo_key(name.removeprefix('perception.'))] = tensor
         elif name == 'embed_tokens.weight':
             llm['model.embed_tokens.weight'] = tensor
         elif '.lora_' in name and name.startswith('llm.'):
@@ -269,15 +184,15 @@ def _listed(names: Iterable[str], most: int = 12) -> str:
 
 def nemo_state_dict(model: 'SALM') -> dict[str, Tensor]:
     """All tensors of the model under NeMo's names, on the CPU, contiguous."""
-    tensors = {f'perception.{k}': v for k, v in model.perception.state_dict().items()}
+    perception = model.perception
+    tensors = {f'perception.{to_nemo_key(k, perception)}': v for k, v in perception.state_dict().items()}
     adapter = model.llm.adapter_state_dict() if model.llm.has_lora else {}
     adapted = {name.removeprefix(PEFT_PREFIX).split('.lora_')[0] for name in adapter}
     for name, tensor in model.llm.hf_state_dict():
         if adapter and name != 'model.embed_tokens.weight':
             module, _, leaf = name.rpartition('.')
-            tensors[f'llm.{PEFT_PREFIX}{module}.base_layer.{leaf}' if module in adapted else f'llm.{PEFT_PREFIX}{name}'] = (
-                tensor
-            )
+            inner = f'{module}.base_layer.{leaf}' if module in adapted else name
+            tensors[f'llm.{PEFT_PREFIX}{inner}'] = tensor
         else:
             tensors[nemo_llm_name(name)] = tensor
     for name, tensor in adapter.items():
@@ -287,28 +202,11 @@ def nemo_state_dict(model: 'SALM') -> dict[str, Tensor]:
 
 
 def save_directory(model: 'SALM', directory: Path, *, nemo_compatible: bool = False) -> None:
-    """Write `model` so that `from_pretrained` needs nothing but the directory.
-
-    Args:
-        model: What to write; its LoRA adapter stays separate from the weights it adapts.
-        directory: Made if need be; files of the same names are replaced.
-        nemo_compatible: Write class names in NeMo's namespace and only keys that NeMo's model reads, so that
-            nemo_toolkit 3.0.0 loads the directory too.
-
-    Raises:
-        CheckpointError: `nemo_compatible`, and a part of the model does not exist in NeMo.
-    """
-    from safetensors.torch import save_file
-
-    directory.mkdir(parents=True, exist_ok=True)
-    config = saved_config(model)
-    if nemo_compatible:
-        config = nemo_config(config)
-    (directory / 'config.json').write_text(json.dumps(config, indent=2, sort_keys=True) + '\n', encoding='utf-8')
-    save_file(nemo_state_dict(model), directory / 'model.safetensors', metadata={'format': 'pt'})
-    model.tokenizer.save_pretrained(directory)
-    (directory / 'llm_backbone').mkdir(exist_ok=True)
-    model.llm.hf_config.save_pretrained(directory / 'llm_backbone')
+    """See `SALM.save_pretrained`. The LoRA adapter stays separate from the weights that it adapts."""
+    config = nemo_config(model.hf_config()) if nemo_compatible else None
+    ModelPT.save_pretrained(model, directory)
+    if config is not None:
+        (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + '\n', encoding='utf-8')
 
 
 def saved_config(model: 'SALM') -> dict[str, Any]:
@@ -328,19 +226,30 @@ def nemo_config(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         CheckpointError: A part has no counterpart in NeMo.
     """
-    to_nemo = {ours: nemo for nemo, ours in NEMO_TARGETS.items()}
-    ours_only = {'backend', 'save_frozen_weights', 'transcribe_prompt', 'ctc', 'validation', 'optim_param_groups'}
+    ours_only = {
+        'backend',
+        'save_frozen_weights',
+        'transcribe_prompt',
+        'ctc',
+        'validation',
+        'optim_param_groups',
+        'cache_encoder_features',
+        'encoder_cache_max_bytes',
+    }
 
     def translated(value: Any, path: str) -> Any:
         if isinstance(value, Mapping):
-            return {k: translated(v, f'{path}.{k}') for k, v in value.items() if not (k == 'cache_encoder_features')}
-        if path.endswith('._target_') and str(value).startswith('nemo_speech.'):
-            if value not in to_nemo:
-                raise CheckpointError(f'{path}={value}: NeMo has no such part; save without nemo_compatible=True.')
-            return to_nemo[value]
-        return value
+            return {k: translated(v, f'{path}.{k}') for k, v in value.items() if k not in ours_only}
+        if not path.endswith('._target_') or not str(value).startswith('nemo_speech.'):
+            return value
+        try:
+            return to_nemo_target(value)
+        except LookupError as error:
+            raise CheckpointError(
+                f'{path}={value}: NeMo has no such part; save without nemo_compatible=True.'
+            ) from error
 
-    return {k: translated(v, k) for k, v in config.items() if k not in ours_only}
+    return translated(config, 'model')
 
 
 # -- training checkpoints -------------------------------------------------------------------------------------------

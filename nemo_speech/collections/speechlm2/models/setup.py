@@ -1,12 +1,11 @@
 """The steps by which SALM puts its parts together."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 from torch.nn import Parameter
 
 from nemo_speech.collections.common.tokenizers import AutoTokenizer
@@ -24,7 +23,7 @@ def build_perception(
 ) -> AudioPerceptionModule:
     """Build perception so that it ends in the LLM's embedding space.
 
-    The encoder is the one of the `.nemo` archive `pretrained_asr` when there is one, else what `perception.encoder` says.
+    The encoder is the one of the `.nemo` archive `pretrained_asr` if there is one, else what `perception.encoder` says.
 
     Raises:
         ConfigError: `perception.output_dim` is not the LLM's hidden size.
@@ -63,11 +62,3 @@ def parameter_names(model: 'SALM') -> Iterator[tuple[list[str], Parameter]]:
 def nemo_llm_name(hf_name: str) -> str:
     """Name in a SALM of the LLM tensor that Hugging Face calls `hf_name`."""
     return 'embed_tokens.weight' if hf_name.endswith('model.embed_tokens.weight') else f'llm.{hf_name}'
-
-
-def freeze_modules_in_eval(modules: Iterable[nn.Module]) -> None:
-    """Put those modules in eval mode all of whose parameters are frozen; one without parameters is left alone."""
-    for module in modules:
-        parameters = list(module.parameters())
-        if parameters and not any(p.requires_grad for p in parameters):
-            module.eval()

@@ -1,7 +1,7 @@
 """Speech to text with a SALM: any kind of audio in, texts in the same order out.
 
-Long audio is cut at pauses, because what an LLM leaves out of a long answer is lost without a trace; the pieces tile the
-audio and their texts are joined. Work is sorted by length, so that a batch holds little padding.
+Long audio is cut at pauses, because what an LLM leaves out of a long answer is lost without a trace; the pieces tile
+the audio and their texts are joined. Work is sorted by length, so that a batch holds little padding.
 """
 
 import json
@@ -180,7 +180,9 @@ def list_sources(audio: Any) -> Iterator[Any]:
         for one in audio:
             yield from list_sources(one)
     else:
-        raise AudioError(f'Expected a path, samples, a manifest, a CutSet or a list of these, got {type(audio).__name__}.')
+        raise AudioError(
+            f'Expected a path, samples, a manifest, a CutSet or a list of them, got {type(audio).__name__}.'
+        )
 
 
 def _from_path(path: Path) -> Iterator[Any]:

@@ -92,6 +92,9 @@ def splice_audio(
 
 
 def shift_for_next_token(batch: SplicedBatch) -> SplicedBatch:
-    """Align inputs with what they predict: position t of the result has the token at t + 1 as its target."""
+    """Align the inputs of a right-padded batch with what they predict: position t gets the token at t + 1 as its target.
+
+    A row's last token predicts nothing and becomes padding.
+    """
     assert batch.target_ids is not None
-    return SplicedBatch(batch.input_embeds[:, :-1], batch.attention_mask[:, :-1], batch.target_ids[:, 1:])
+    return SplicedBatch(batch.input_embeds[:, :-1], batch.attention_mask[:, 1:], batch.target_ids[:, 1:])

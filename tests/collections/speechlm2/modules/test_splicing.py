@@ -53,7 +53,14 @@ def test_splice_equals_the_plain_loop(data, side):
 
 def test_padding_goes_to_the_side_asked_for():
     input_ids = torch.tensor([[PAD, 5], [TAG, 6]])
-    args = (input_ids, leading_pad_mask(input_ids, PAD), torch.ones(2, 2, 1), torch.ones(1, 3, 1), torch.tensor([2]), TAG)
+    args = (
+        input_ids,
+        leading_pad_mask(input_ids, PAD),
+        torch.ones(2, 2, 1),
+        torch.ones(1, 3, 1),
+        torch.tensor([2]),
+        TAG,
+    )
     assert splice_audio(*args).attention_mask.tolist() == [[True, False, False], [True] * 3]
     assert splice_audio(*args, padding_side='left').attention_mask.tolist() == [[False, False, True], [True] * 3]
 
@@ -62,7 +69,9 @@ def test_pad_that_is_also_end_of_text_keeps_its_label():
     input_ids = torch.tensor([[PAD, PAD, 7, 8, PAD]])  # the last one ends the text
     mask = leading_pad_mask(input_ids, PAD)
     none = torch.zeros(0, 0, 2), torch.zeros(0, dtype=torch.long)
-    out = shift_for_next_token(splice_audio(input_ids, mask, torch.randn(1, 5, 2), *none, TAG, input_ids.where(mask, -100)))
+    out = shift_for_next_token(
+        splice_audio(input_ids, mask, torch.randn(1, 5, 2), *none, TAG, input_ids.where(mask, -100))
+    )
     assert out.target_ids.tolist() == [[8, PAD]]
     assert out.attention_mask.all()
 
