@@ -218,7 +218,7 @@ class ModelPT(LightningModule):
         directory = find_directory(model_id, revision=revision)
         config = _read_json(directory / CONFIG_FILE)
         model = cls.from_hf_directory(directory, config, **kwargs)
-        model.load_hf_state_dict(_read_safetensors(directory), source=str(directory), strict=strict)
+        model.load_hf_state_dict(read_safetensors(directory), source=str(directory), strict=strict)
         return model.to(map_location).eval()
 
     def hf_config(self) -> dict[str, Any]:
@@ -324,7 +324,12 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f'{path}: not valid JSON: {err}') from err
 
 
-def _read_safetensors(directory: Path) -> dict[str, Tensor]:
+def read_safetensors(directory: Path) -> dict[str, Tensor]:
+    """All weights of `model.safetensors`, or of the shards that its index names.
+
+    Raises:
+        CheckpointError: A file is missing, damaged, or outside the directory.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
