@@ -293,13 +293,20 @@ def from_nemo_key(key: str) -> str:
 
 def _load_part(module: nn.Module, part: str, state_dict: Mapping[str, Tensor], source: str | Path) -> None:
     weights = {k.removeprefix(f'{part}.'): v for k, v in state_dict.items() if k.startswith(f'{part}.')}
-    try:
-        module.load_state_dict(weights)
-    except RuntimeError as error:
+    own = module.state_dict()
+    problems = [f'{k} missing' for k in own if k not in weights] + [f'{k} unexpected' for k in weights if k not in own]
+    problems += [
+        f'{k} is {list(weights[k].shape)}, needed {list(own[k].shape)}'
+        for k in own
+        if k in weights and weights[k].shape != own[k].shape
+    ]
+    if problems:
+        more = f' and {len(problems) - 3} more' if len(problems) > 3 else ''
         raise CheckpointError(
-            f"{source}: the weights of '{part}' do not fit perception.{part}; keys that change shapes must be the "
-            f"archive's. {error}"
-        ) from error
+            f"{source}: the weights of '{part}' do not fit perception.{part}: {'; '.join(problems[:3])}{more}. "
+            f'Keys of perception.{part} that change shapes must be left to the archive'
+        )
+    module.load_state_dict(weights)
 
 
 def _accept_nemo_keys(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
