@@ -150,11 +150,11 @@ def _byte_table() -> dict[str, int]:
 
 
 def vocabulary_pieces(tokenizer: UnitTokenizer) -> dict[str, int]:
-    """Every token that spells letters (and apostrophes) of one word, perhaps after a space, with its id."""
+    """Every token that spells letters (and apostrophes) of one word, perhaps after a space, or the space alone."""
     surfaces = token_surfaces(tokenizer, range(tokenizer.vocab_size))
     pieces: dict[str, int] = {}
     for token_id, surface in enumerate(surfaces):
-        if surface is not None and re.fullmatch(r" ?(?:[^\W\d_]|')+", surface) and surface == surface.lower():
+        if surface is not None and re.fullmatch(r" |(?: ?(?:[^\W\d_]|')+)", surface) and surface == surface.lower():
             pieces.setdefault(surface, token_id)
     return pieces
 
@@ -207,6 +207,9 @@ def choose_units(
         chosen = {piece for piece in chosen if set(piece.strip()) <= used}
     elif kind == 'letters':
         chosen = {piece for piece in chosen if piece.strip().isascii()}
+    chosen.discard(' ')
+    if any(' ' + piece not in chosen for piece in chosen if len(piece) == 1):
+        chosen |= {' '} & vocabulary.keys()  # else words that begin with such a letter run into the one before
     pieces = sorted(chosen)
     own = tokenizer if kind in ('tokens', 'all') else None
     return CTCUnits(pieces, [vocabulary[piece] for piece in pieces], language, own)

@@ -26,7 +26,7 @@ class LetterTokenizer:
     def __init__(self):
         letters = "abcdefghijklmnopqrstuvwxyz'"
         words = ['Ġpress', 'Ġone', 'Ġtwo', 'Ġfor', 'ress', 'Ġsales', 'Press']
-        self.tokens = ['<pad>', 'Ġ', *letters, *('Ġ' + c for c in letters), *words, 'Ã©', 'ĠÃ©', '4']
+        self.tokens = ['<pad>', 'Ġ', *letters, *('Ġ' + c for c in letters), *words, '4']
         self.vocab_size = len(self.tokens)
 
     def ids_to_tokens(self, ids):
@@ -34,7 +34,6 @@ class LetterTokenizer:
 
     def text_to_ids(self, text):
         text, ids = text.replace(' ', 'Ġ'), []
-        text = ''.join(c if 'Ġ' + c in self.tokens or c == 'Ġ' else 'Ã©' for c in text)  # é is the only other letter
         while text:
             best = max((t for t in self.tokens if text.startswith(t)), key=len)
             ids.append(self.tokens.index(best))
@@ -271,22 +270,6 @@ def test_wrong_llm_width_is_named():
 def test_bad_options_are_refused(kwargs):
     with pytest.raises(ConfigError, match=str(next(iter(kwargs.values())))):
         make_adapter(**kwargs)
-
-
-@pytest.mark.parametrize('kind', ['letters', 'tokens', 'all'])
-def test_units_spell_and_read_back(kind, tmp_path):
-    manifest = tmp_path / 'train.jsonl'
-    manifest.write_text('{"text": "Press two for sales, café."}\n{"text": "hello"}\n', encoding='utf-8')
-    adapter = make_adapter(units=kind, unit_manifest=str(manifest))
-    classes, dropped = adapter.units.encode('Press two; café hell!')
-    assert dropped == 0 and adapter.units.decode(classes) == 'press two café hell'
-    assert 'Press' not in adapter.units.pieces and '4' not in adapter.units.pieces
-
-
-def test_spoken_form_spells_digits_in_their_language():
-    assert spoken_form("Press 4, it’s ROOM_12!") == "press four it's room one two"
-    assert spoken_form('Sala 2', 'it') == 'sala due'
-    assert spoken_form('2 Häuser', 'de') == '2 häuser'
 
 
 def test_greedy_text_joins_repeats_and_leaves_blanks():
