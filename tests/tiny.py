@@ -1,4 +1,4 @@
-"""Small real parts to build whole models from: a random LLM with a trained tokenizer, speech-like clips, configurations.
+"""Small real parts to build whole models from: a random LLM with a trained tokenizer, clips, configurations.
 
 Nothing here stands in for a part of the package: they are real Llama/Qwen3 models and real audio files, only tiny.
 """
@@ -23,7 +23,7 @@ RATE = 16000
 
 
 def make_tiny_llm(directory: Path, arch: str = 'llama', seed: int = 0) -> Path:
-    """A two-layer random causal LM (`llama`: untied, `qwen3`: tied) with a byte-level BPE tokenizer, as an HF directory."""
+    """A two-layer random causal LM (`llama`: untied, `qwen3`: tied) with a byte-level BPE tokenizer."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM

@@ -19,6 +19,7 @@ from nemo_speech.collections.speechlm2.models import salm_checkpoint
 from nemo_speech.collections.speechlm2.models.prompting import PromptBatch, collate_prompts
 from nemo_speech.collections.speechlm2.models.setup import build_perception, parameter_names
 from nemo_speech.collections.speechlm2.models.validation import ValidationSets
+from nemo_speech.collections.speechlm2.modules.chunking import encode_in_chunks
 from nemo_speech.collections.speechlm2.modules.perception import PerceptionOutput
 from nemo_speech.collections.speechlm2.modules.splicing import (
     IGNORE_INDEX,
@@ -127,8 +128,8 @@ class SALM(ModelPT):
         if audios.shape[0] == 0:
             embeddings = torch.zeros(0, 0, self.llm.hidden_size, device=self.device, dtype=self._llm_dtype())
             return PerceptionOutput(embeddings, torch.zeros(0, dtype=torch.long, device=self.device))
-        return self.perception.encode(
-            input_signal=audios, input_signal_length=audio_lens.long(), transcripts=transcripts
+        return encode_in_chunks(
+            self.perception, audios, audio_lens, self.cfg.encoder_chunk_size_seconds, transcripts=transcripts
         )
 
     def ctc_transcripts(self, audios: Tensor, audio_lens: Tensor) -> list[str] | None:
@@ -222,17 +223,18 @@ class SALM(ModelPT):
         if self._trainer is None:
             return
         batch_size = batch['input_ids'].shape[0]
-        audio_s = float(batch['audio_lens'].sum()) / self.sampling_rate
-        self.log_dict({k: v.detach() for k, v in logs.items()}, batch_size=batch_size, prog_bar=False)
-        self.log('audio_s', audio_s, batch_size=batch_size)
+        logs = {name: value.detach() for name, value in logs.items()}
+        self.log('loss', logs.pop('loss'), batch_size=batch_size, prog_bar=True)
+        self.log_dict({**logs, 'audio_s': float(batch['audio_lens'].sum()) / self.sampling_rate}, batch_size=batch_size)
         optimizer = self.optimizers(use_pl_optimizer=False)
         if not isinstance(optimizer, list):
             self.log('learning_rate', optimizer.param_groups[0]['lr'], batch_size=batch_size)
 
     def configure_callbacks(self) -> list:
         from nemo_speech.lightning.random_state import RandomState
+        from nemo_speech.lightning.throughput import AudioThroughput
 
-        return [RandomState()]
+        return [RandomState(), AudioThroughput(self.sampling_rate)]
 
     # -- validation ------------------------------------------------------------------------------------------------
 
