@@ -38,7 +38,7 @@ def test_chunked_encoding_has_the_frames_of_one_pass(name: str, seconds: list[fl
     whole = perception.encode(signal, lens)
     chunked = encode_in_chunks(perception, signal, lens, 1.0)
     assert torch.equal(chunked.lens, whole.lens)
-    assert chunked.embeddings.shape[1] == whole.lens.max()
+    assert chunked.embeddings.shape[1] >= whole.lens.max()
     for row, num_samples in enumerate(lens.tolist()):
         if num_samples <= 16000:  # fits one chunk: nothing is cut
             valid = slice(0, int(whole.lens[row]))
