@@ -18,7 +18,7 @@ from nemo_speech.core.errors import DataError
 
 __all__ = ['batches_of_examples', 'bucket_bins', 'batches_of_rank']
 
-# Seed with which lhotse picks buckets; kept where the order is to be NeMo's.
+# Seed with which lhotse picks buckets: the first epoch is in NeMo's order.
 _LHOTSE_BUCKET_SEED = 1234
 
 
@@ -59,10 +59,10 @@ def batches_of_examples(
             buffer_size=config.bucket_buffer_size + config.shuffle_buffer_size,  # NeMo adds the two
             shuffle=config.shuffle,
             rng=rng,
-            bucket_rng=random.Random(seed + epoch if config.shuffle else _LHOTSE_BUCKET_SEED),
+            bucket_rng=random.Random(_LHOTSE_BUCKET_SEED + epoch),
         )
     lists = (list(batch) for batch in batches)
-    return split_to_budget(lists, constraint) if config.strict_budget else lists
+    return split_to_budget(lists, constraint, bins, config.drop_last) if config.strict_budget else lists
 
 
 def bucket_bins(examples: Iterable[Any], config: LhotseDataLoadingConfig) -> list[Any] | None:

@@ -1,7 +1,7 @@
 """When a batch is full, and which bucket an example belongs to: rules for lhotse's samplers.
 
-The arithmetic is NeMo's, so that batches hold the same examples; a rule of ours (`split_to_budget`) keeps a batch
-under its budget where NeMo's lets the last example pass it.
+The arithmetic is NeMo's, so that batches hold the same examples. With `strict_budget` it is ours: NeMo's batches may
+pass their budget by their last example, and its token buckets may give batches long before they are full.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class MultimodalSamplingConstraint(SamplingConstraint):
         batch_tokens: At most so many tokens, counting each example as long as the longest.
         quadratic_factor: Adds `length ** 2 / quadratic_factor` to a length; long examples then weigh more.
         measure_total_length: Whether the answer counts, or the input only.
+        strict: Buckets give full batches where they can; otherwise exactly the batches that NeMo gives.
     """
 
     token_equivalent_duration: float
@@ -85,6 +86,7 @@ class MultimodalSamplingConstraint(SamplingConstraint):
     batch_tokens: int | None = None
     quadratic_factor: float | None = None
     measure_total_length: bool = True
+    strict: bool = False
     count: TokenConstraint = field(init=False)
 
     def __post_init__(self):
@@ -103,9 +105,10 @@ class MultimodalSamplingConstraint(SamplingConstraint):
         self.count.reset()
 
     def copy(self) -> MultimodalSamplingConstraint:
-        """A copy that counts for itself. NeMo's copies share one count, and so deem buckets full that are not."""
+        """A copy. NeMo's copies share one count, so that buckets are deemed full that are not; strict ones count apart."""
         other = copy.copy(self)
-        other.count = copy.copy(self.count)
+        if self.strict:
+            other.count = copy.copy(self.count)
         return other
 
     def measure_length(self, example: Any) -> float:
@@ -234,6 +237,7 @@ def make_constraint(config: LhotseDataLoadingConfig) -> SamplingConstraint:
             batch_tokens=config.batch_tokens,
             quadratic_factor=config.quadratic_factor,
             measure_total_length=config.measure_total_length,
+            strict=config.strict_budget,
         )
     return DurationConstraint(
         max_duration=config.batch_duration,
@@ -242,19 +246,41 @@ def make_constraint(config: LhotseDataLoadingConfig) -> SamplingConstraint:
     )
 
 
-def split_to_budget(batches: Iterable[Sequence[Any]], constraint: SamplingConstraint) -> Iterator[list[Any]]:
-    """Split batches that are over their budget; only a single example may be over it."""
+def split_to_budget(
+    batches: Iterable[Sequence[Any]], constraint: SamplingConstraint, bins: Sequence[Any] | None, drop_last: bool
+) -> Iterator[list[Any]]:
+    """Make batches keep their budget; only a single example may be over it.
+
+    What a batch has too much waits for the next batch of the same bucket, and is given out at the end.
+
+    Args:
+        batches: Batches of one bucket each.
+        constraint: The budget.
+        bins: Bucket bounds; None without bucketing.
+        drop_last: Whether to leave out what still waits at the end.
+    """
     constraint = constraint.copy()
+    waiting: dict[int | None, list[Any]] = {}
     for batch in batches:
-        constraint.reset()
-        part: list[Any] = []
-        for example in batch:
-            constraint.add(example)
-            if part and constraint.exceeded():
-                yield part
-                part = []
-                constraint.reset()
-                constraint.add(example)
-            part.append(example)
-        if part:
+        bucket = None if bins is None else constraint.select_bucket(bins, batch[0])
+        parts = list(_parts(waiting.pop(bucket, []) + list(batch), constraint))
+        if len(parts) > 1 and not constraint.close_to_exceeding():
+            waiting[bucket] = parts.pop()
+        yield from parts
+    if not drop_last:
+        yield from waiting.values()
+
+
+def _parts(examples: Sequence[Any], constraint: SamplingConstraint) -> Iterator[list[Any]]:
+    """Cut where the next example would pass the budget; leaves `constraint` counting the last part."""
+    constraint.reset()
+    part: list[Any] = []
+    for example in examples:
+        constraint.add(example)
+        if part and constraint.exceeded():
             yield part
+            part = []
+            constraint.reset()
+            constraint.add(example)
+        part.append(example)
+    yield part

@@ -82,7 +82,7 @@ class LhotseDataLoadingConfig:
     batch_tokens: int | None = None
     quadratic_factor: float | None = None
     measure_total_length: bool = True
-    strict_budget: bool = False  # ours: no batch over its budget, where NeMo's last example may pass it
+    strict_budget: bool = False  # ours: no batch over its budget nor short of it for no reason, as NeMo's may be
 
     # Bucketing.
     use_bucketing: bool = False

@@ -201,10 +201,10 @@ def open_stream(
         repeat_unreadable: See `BatchStream`.
     """
     drops: Counter = Counter()
-    seed = _shared_seed(config.seed)
-    mix_seed = config.shard_seed if isinstance(config.shard_seed, int) else seed
+    # NeMo orders data by shard_seed where that is a number; `randomized` would have ranks and workers disagree.
+    seed = _shared_seed(config.seed if isinstance(config.shard_seed, str) else config.shard_seed)
     return BatchStream(
-        open_sources(config, path=path, seed=mix_seed, drops=drops),
+        open_sources(config, path=path, seed=seed, drops=drops),
         config,
         dataset.__getitem__,
         formatter=_formatter(config, tokenizer, path),
