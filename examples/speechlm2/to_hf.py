@@ -1,7 +1,9 @@
 """Turn a training checkpoint into a SALM directory that `SALM.from_pretrained` reads.
 
-    python examples/speechlm2/to_hf.py ckpt_path=<run>/checkpoints/last.ckpt ckpt_config=<run>/config.yaml \
+    python examples/speechlm2/to_hf.py 'ckpt_path="<run>/checkpoints/step=100-last.ckpt"' ckpt_config=<run>/config.yaml \
         output_dir=<dir> [dtype=bfloat16] [nemo_compatible=true]
+
+The inner quotes are Hydra's: a value with `=` in it needs them.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +26,8 @@ class ToHFConfig:
 
 @hydra_runner(config_path='../../conf/speechlm2', config_name='to_hf', schema=ToHFConfig)
 def main(cfg: ToHFConfig) -> None:
-    run = build_config(SALMTrainConfig, load_yaml(cfg.ckpt_config), source=cfg.ckpt_config)
+    text = Path(cfg.ckpt_config).read_text(encoding='utf-8')
+    run = build_config(SALMTrainConfig, load_yaml(text, source=cfg.ckpt_config), source=cfg.ckpt_config)
     model = SALM(
         replace(run.model, init_from_checkpoint=cfg.ckpt_path, torch_dtype=cfg.dtype or run.model.torch_dtype)
     )
