@@ -12,6 +12,7 @@ import json
 import random
 
 FORMATS = 'llama2 llama3 qwen qwen3 gemma mistral plain nemotron-nano-v3 phi2_qa phi2_chat phi2_code'.split()
+THINKING = ('qwen3', 'nemotron-nano-v3')
 SEEDS = 24
 
 
@@ -81,7 +82,9 @@ def main() -> None:
     for name in FORMATS:
         formatter = PromptFormatter.resolve(name)(tokenizer)
         for dialog_name, dialog in DIALOGS.items():
-            for thinking in (None, True, False) if 'inference' in dialog_name else (None,):
+            if 'thought' in dialog_name and name not in THINKING:
+                continue
+            for thinking in (None, True, False) if name in THINKING and 'inference' in dialog_name else (None,):
                 options = {} if thinking is None else {'enable_thinking': thinking}
                 outcomes = encode(formatter, dialog, options)
                 if outcomes:

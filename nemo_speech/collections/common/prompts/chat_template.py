@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nemo_speech.collections.common.prompts.formatter import PromptFormatter
-from nemo_speech.collections.common.prompts.text import PlainText, as_parts
+from nemo_speech.collections.common.prompts.text import PlainText
 from nemo_speech.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class HFPromptFormatter(PromptFormatter):
     def encode_dialog(
         self, turns: Sequence[Mapping[str, Any]], enable_thinking: bool | None = None
     ) -> dict[str, Tensor]:
-        """See :meth:`PromptFormatter.encode_dialog`; `enable_thinking` goes to the template.
+        """See :meth:`PromptFormatter.encode_dialog`; the template of a prompt is given `enable_thinking`.
 
         Raises:
             DataError: Also if the template refuses the dialog, or the start of an answer cannot be told in it.
@@ -67,11 +67,12 @@ class HFPromptFormatter(PromptFormatter):
         messages = [
             {'role': turn.role, 'content': self._protected(turn.slots['message'], turn.role)} for turn in dialog
         ]
-        options = {} if enable_thinking is None else {'enable_thinking': enable_thinking}
         is_training = messages[-1]['role'] == self.OUTPUT_ROLE
+        # What an example holds is for its answers to say; an option that contradicts them would have no span.
+        options = {} if enable_thinking is None or is_training else {'enable_thinking': enable_thinking}
         rendered = self._render(messages, not is_training, options)
         spans = [
-            self._answer_span(rendered, messages, n, options)
+            self._answer_span(rendered, messages, n)
             for n, message in enumerate(messages)
             if is_training and message['role'] == self.OUTPUT_ROLE
         ]
@@ -108,13 +109,11 @@ class HFPromptFormatter(PromptFormatter):
                 f"roles {roles}: {error}"
             ) from error
 
-    def _answer_span(
-        self, rendered: str, messages: list[dict[str, str]], n: int, options: Mapping[str, Any]
-    ) -> tuple[int, int]:
+    def _answer_span(self, rendered: str, messages: list[dict[str, str]], n: int) -> tuple[int, int]:
         """Where answer `n` stands in `rendered`: from behind its header to the end of its turn."""
         if n == 0:
             raise DataError("prompt format 'hf': a training dialog starts with the assistant; put a user turn first.")
-        before = self._render(messages[:n], True, options)
+        before = self._render(messages[:n], True, {})
         if not rendered.startswith(before):
             # A template whose generation prompt writes more than the header (an empty thought) than training text has.
             raise DataError(
@@ -122,7 +121,7 @@ class HFPromptFormatter(PromptFormatter):
                 f"answer {n} is not how the whole dialog begins, so its loss mask cannot be told. "
                 f"Prompt ends: {before[-60:]!r}. Use a named prompt_format."
             )
-        so_far = self._render(messages[: n + 1], False, options)
+        so_far = self._render(messages[: n + 1], False, {})
         tail = so_far[so_far.rindex(ANSWER_END) :]
         answers_before = sum(message['role'] == self.OUTPUT_ROLE for message in messages[:n])
         mark = _nth_index(rendered, ANSWER_END, answers_before)

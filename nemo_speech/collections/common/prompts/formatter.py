@@ -176,8 +176,8 @@ class PromptFormatter:
         token_id = self.tokenizer.bos_id if which == 'bos' else self.tokenizer.eos_id
         if token_id is None:
             raise ConfigError(
-                f"prompt format '{self.NAME}' needs a {which} token, but tokenizer '{self.tokenizer.name_or_path}' has "
-                f"none. Give it one ({which}_token=...), or choose another prompt_format."
+                f"prompt format '{self.NAME}' needs a {which} token, but tokenizer '{self.tokenizer.name_or_path}' "
+                f"has none. Give it one ({which}_token=...), or choose another prompt_format."
             )
         return token_id
 

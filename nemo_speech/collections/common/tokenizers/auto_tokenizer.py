@@ -249,7 +249,7 @@ def resolve_pad_id(tokenizer: AutoTokenizer) -> int:
     raise ConfigError(
         f"tokenizer '{tokenizer.name_or_path}' has neither a pad nor an unk token, so there is nothing to pad a batch "
         f"with. Give it one: tokenizer.add_special_tokens({{'pad_token': ...}}), e.g. its eos token "
-        f"({tokenizer.eos_token!r}); the eos labels are kept, padding is told by masks. Or pass pad_id= to the dataset."
+        f"({tokenizer.eos_token!r}); its labels are kept, padding is told by masks. Or pass pad_id= to the dataset."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ __all__ = ['SALMDataset', 'collate_left', 'load_mono']
 logger = get_logger(__name__)
 
 # Of the conversations dropped, the first few are reported one by one, later ones in groups.
-REPORT_EACH, REPORT_EVERY = 5, 50
+REPORT_EACH, REPORT_EVERY = 5, 10
 
 
 class SALMDataset(torch.utils.data.Dataset):
@@ -133,7 +134,9 @@ class SALMDataset(torch.utils.data.Dataset):
         if self.num_dropped <= REPORT_EACH:
             logger.warning('dropped (%d so far): %s', self.num_dropped, error)
         elif len(self._unreported) >= REPORT_EVERY:
-            logger.warning('dropped %d conversations so far; the last: %s', self.num_dropped, self._unreported)
+            logger.warning(
+                'dropped %d conversations so far; the last: %s', self.num_dropped, ', '.join(self._unreported)
+            )
         else:
             return
         self._unreported.clear()
@@ -162,11 +165,11 @@ def load_mono(cut: Cut, sample_rate: int, channel_selector: int | str | None = N
     except AudioError:
         raise
     except (AudioLoadingError, DurationMismatchError, OSError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise AudioError(
-            f"audio {name} is missing or cannot be decoded ({reason}). Correct or drop it, or set "
-            "on_audio_error='skip' to go on without such conversations."
-        ) from error
+        remedy = "Correct or drop it, or set on_audio_error='skip' to go on without such conversations."
+        if _is_missing(cut):
+            raise AudioError(f"audio {name} does not exist. {remedy}") from error
+        reason = ' '.join(str(error).split())[:300] or type(error).__name__
+        raise AudioError(f"audio {name} cannot be decoded ({reason}). {remedy}") from error
     if samples is None or samples.size == 0:
         raise AudioError(f"audio {name} holds no samples. Drop it, or correct its offset and duration.")
     mono = _one_channel(torch.from_numpy(samples).float(), channel_selector, name)
@@ -197,8 +200,8 @@ def _one_channel(samples: Tensor, channel_selector: int | str | None, name: str)
 def _check_formatted(conversation: Any) -> None:
     if not isinstance(conversation, NeMoMultimodalConversation):
         raise DataError(
-            f"SALMDataset collates conversations, but was given a {type(conversation).__name__}. In data.<set>.input_cfg "
-            "use a type that makes conversations (lhotse_as_conversation, multimodal_conversation, txt, ...)."
+            f"SALMDataset collates conversations, but was given a {type(conversation).__name__}. In "
+            "data.<set>.input_cfg use a type that makes conversations, such as lhotse_as_conversation or txt."
         )
     if conversation.input_ids is None:
         raise DataError(
@@ -218,8 +221,16 @@ def _without_samples(conversation: NeMoMultimodalConversation) -> NeMoMultimodal
     return replace(conversation, turns=turns)
 
 
+def _files_of(cut: Cut) -> list[str]:
+    recording = getattr(cut, 'recording', None)
+    return [] if recording is None else [source.source for source in recording.sources if source.type == 'file']
+
+
 def _source_of(cut: Cut) -> str:
     """The file behind a cut where there is one, else the cut's id."""
-    recording = getattr(cut, 'recording', None)
-    files = [source.source for source in recording.sources if source.type == 'file'] if recording is not None else []
+    files = _files_of(cut)
     return files[0] if files else f"of cut '{cut.id}'"
+
+
+def _is_missing(cut: Cut) -> bool:
+    return any(not Path(file).exists() for file in _files_of(cut))
