@@ -191,8 +191,8 @@ def _filled(template: str, slots: Mapping[str, list[str]]) -> list[str]:
     return [part for piece in re.split(pattern, template) for part in marks.get(piece, [piece])]
 
 
-def _subclasses(cls: type) -> list[type]:
-    direct = cls.__subclasses__()
+def _subclasses(cls: type[PromptFormatter]) -> list[type[PromptFormatter]]:
+    direct: list[type[PromptFormatter]] = cls.__subclasses__()
     return direct + [deeper for sub in direct for deeper in _subclasses(sub)]
 
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nemo_speech.core.errors import ConfigError, ModelNotFoundError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 __all__ = ['AutoTokenizer', 'PlainText', 'resolve_pad_id']
 
@@ -27,7 +24,7 @@ class AutoTokenizer:
     """NeMo's wrapper of a Hugging Face tokenizer.
 
     Attributes:
-        tokenizer: The Hugging Face tokenizer.
+        tokenizer: The Hugging Face tokenizer (`PreTrainedTokenizerBase`).
         name_or_path: Where it came from; names it in errors.
     """
 
@@ -253,7 +250,7 @@ def resolve_pad_id(tokenizer: AutoTokenizer) -> int:
     )
 
 
-def _load(name: str, use_fast: bool) -> PreTrainedTokenizerBase:
+def _load(name: str, use_fast: bool) -> Any:
     import transformers
 
     where, options = name, {}
@@ -262,9 +259,12 @@ def _load(name: str, use_fast: bool) -> PreTrainedTokenizerBase:
     try:
         return transformers.AutoTokenizer.from_pretrained(where, use_fast=use_fast, trust_remote_code=False, **options)
     except (OSError, ValueError) as error:
-        what = 'that path exists, but no tokenizer can be read from it' if Path(name).exists() else 'nothing is there'
+        exists = Path(name).exists()
+        what = (
+            'no tokenizer can be read from it' if exists else 'no such path, and no hub id that is cached or reachable'
+        )
         raise ModelNotFoundError(
-            f"tokenizer '{name}': {what}, and it is not a hub id that can be reached or is cached. Expected a "
-            "directory with tokenizer.json (or tokenizer.model) and tokenizer_config.json, a .gguf file, or a hub id. "
+            f"tokenizer '{name}': {what}. Expected a directory with tokenizer.json (or tokenizer.model) and "
+            "tokenizer_config.json, a .gguf file, or a hub id. "
             f"transformers says: {error}"
         ) from error

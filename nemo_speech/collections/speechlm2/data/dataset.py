@@ -90,7 +90,7 @@ class SALMDataset(torch.utils.data.Dataset):
         audios: list[Tensor] = []
         num_dropped = 0
         for conversation in conversations:
-            _check_formatted(conversation)
+            _token_ids(conversation)  # a wrong item is told before its audio is read
             try:
                 waveforms = [self._load(cut, conversation.id) for cut in conversation.list_cuts()]
             except AudioError as error:
@@ -111,8 +111,10 @@ class SALMDataset(torch.utils.data.Dataset):
     def _collate(
         self, conversations: Sequence[NeMoMultimodalConversation], audios: Sequence[Tensor]
     ) -> dict[str, Tensor]:
-        ids = [conversation.input_ids for conversation in conversations]
-        masks = [torch.zeros(len(c.input_ids), dtype=torch.bool) if c.mask is None else c.mask for c in conversations]
+        ids = [_token_ids(conversation) for conversation in conversations]
+        masks = [
+            torch.zeros(len(i), dtype=torch.bool) if c.mask is None else c.mask for i, c in zip(ids, conversations)
+        ]
         waveforms = torch.nn.utils.rnn.pad_sequence(list(audios), batch_first=True) if audios else torch.zeros(0, 0)
         return {
             'audios': waveforms,
@@ -197,7 +199,7 @@ def _one_channel(samples: Tensor, channel_selector: int | str | None, name: str)
     return samples[channel_selector]
 
 
-def _check_formatted(conversation: Any) -> None:
+def _token_ids(conversation: Any) -> Tensor:
     if not isinstance(conversation, NeMoMultimodalConversation):
         raise DataError(
             f"SALMDataset collates conversations, but was given a {type(conversation).__name__}. In "
@@ -208,6 +210,7 @@ def _check_formatted(conversation: Any) -> None:
             f"Conversation '{conversation.id}' has no token ids. Set data.<set>.prompt_format, or call "
             "conversation.apply_prompt_format(formatter)."
         )
+    return conversation.input_ids
 
 
 def _without_samples(conversation: NeMoMultimodalConversation) -> NeMoMultimodalConversation:
