@@ -105,7 +105,7 @@ class MultimodalSamplingConstraint(SamplingConstraint):
         self.count.reset()
 
     def copy(self) -> MultimodalSamplingConstraint:
-        """A copy. NeMo's copies share one count, so that buckets are deemed full that are not; strict ones count apart."""
+        """A copy. NeMo's share one count, so that buckets are deemed full that are not; strict ones count apart."""
         other = copy.copy(self)
         if self.strict:
             other.count = copy.copy(self.count)

@@ -123,9 +123,9 @@ def _cuts(example: Any) -> list[Any]:
 
 def _supervision_field(example: Any, name: str) -> float | None:
     for cut in _cuts(example):
-        for supervision in cut.supervisions[:1]:
-            if supervision.custom and name in supervision.custom:
-                return supervision.custom[name]
+        for holder in (*cut.supervisions[:1], cut):  # fields of NeMo manifests are the cut's
+            if holder.custom and name in holder.custom:
+                return holder.custom[name]
     return None
 
 

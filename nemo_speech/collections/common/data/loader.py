@@ -112,7 +112,7 @@ class BatchLoader:
             self.dropped = item.drops
             if isinstance(item, StreamItem):
                 self._check_order(item)
-                return item
+                return item.unpacked()
             self._check_end(item)
         self._end_epoch()
         return None

@@ -8,13 +8,15 @@ one pair of numbers.
 from __future__ import annotations
 
 import copy
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lhotse import CutSet
 from lhotse.cut import Cut
+from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from nemo_speech.collections.common.data.batching import batches_of_examples, batches_of_rank, bucket_bins
@@ -35,6 +37,31 @@ class StreamItem:
     step: int
     batch: Any
     drops: dict[str, int]
+
+    def packed(self) -> StreamItem:
+        """For the way out of a worker: lists (of conversations, with many small tensors) as bytes.
+
+        Each tensor that leaves a worker otherwise takes a file descriptor of the training process.
+        """
+        return self._map(lambda value: _Packed(pickle.dumps(value)) if isinstance(value, list) else value)
+
+    def unpacked(self) -> StreamItem:
+        """The item as it was before `packed`."""
+        return self._map(lambda value: pickle.loads(value.content) if isinstance(value, _Packed) else value)
+
+    def pin_memory(self) -> StreamItem:
+        """Called by torch's loader."""
+        return self._map(lambda value: value.pin_memory() if isinstance(value, Tensor) else value)
+
+    def _map(self, change: Callable[[Any], Any]) -> StreamItem:
+        if not isinstance(self.batch, dict):
+            return self
+        return replace(self, batch={key: change(value) for key, value in self.batch.items()})
+
+
+@dataclass(frozen=True)
+class _Packed:
+    content: bytes
 
 
 @dataclass(frozen=True)
@@ -127,7 +154,8 @@ class BatchStream(IterableDataset):
         step, previous = -1, None
         for step, examples in enumerate(self.steps()):
             if step >= self.start_step and (step - self.start_step) % count == index:
-                yield StreamItem(step, self._load(examples, previous, step), dict(self.drops))
+                item = StreamItem(step, self._load(examples, previous, step), dict(self.drops))
+                yield item if worker is None else item.packed()
             previous = examples
         yield EpochEnd(step + 1, dict(self.drops))
 

@@ -1,4 +1,4 @@
-"""What every sampler owes: each example once, budgets kept, ranks disjoint and in step, any number of workers alike."""
+"""What every sampler owes: each example once, budgets kept, ranks disjoint and in step."""
 
 from collections import Counter
 from typing import Any
