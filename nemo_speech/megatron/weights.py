@@ -45,8 +45,8 @@ def fused_views(kind: str, fused: Tensor, num_query_groups: int, head_dim: int) 
         fused: `[out, ...]`.
     """
     if kind == 'linear_fc1':
-        gate, up = fused.chunk(2)
-        return {'gate_proj': gate, 'up_proj': up}
+        half = fused.shape[0] // 2
+        return {'gate_proj': fused[:half], 'up_proj': fused[half:]}
     grouped = fused.unflatten(0, (num_query_groups, -1, head_dim))  # [G, H / G + 2, D, ...]
     return {'q_proj': grouped[:, :-2], 'k_proj': grouped[:, -2], 'v_proj': grouped[:, -1]}
 

@@ -68,7 +68,9 @@ def load_backbone(
         dtype = named
     home = import_module(f'{__name__}.{backend}')
     load = home.load_megatron_backbone if backend == 'megatron' else home.load_hf_backbone
-    backbone = load(find_model(path, pretrained_weights), dtype or torch.float32, pretrained_weights, trust_remote_code)
+    backbone = load(
+        find_model(path, pretrained_weights), dtype or torch.float32, pretrained_weights, trust_remote_code
+    )
     if lora is not None:
         backbone.apply_lora(lora)
     return backbone

@@ -127,6 +127,8 @@ def resolve_targets(lora: LoraConfig, module_names: Iterable[str], hf_modules: I
         if not check_target_module_exists(lora, name):
             continue
         rank = lora.rank_pattern.get(get_pattern_key(lora.rank_pattern.keys(), name), lora.r)
+        if rank < 1:
+            raise ConfigError(f'lora: the rank of {name} is {rank}; r and rank_pattern need positive integers')
         alpha = lora.alpha_pattern.get(get_pattern_key(lora.alpha_pattern.keys(), name), lora.lora_alpha)
         scaling = alpha / math.sqrt(rank) if lora.use_rslora else alpha / rank
         specs[name] = LoRASpec(rank, scaling, lora.lora_dropout, _INITS[lora.init_lora_weights])
@@ -173,7 +175,9 @@ def read_adapter(directory: str | Path) -> tuple[LoraConfig, dict[str, Tensor]]:
     directory = Path(directory)
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if not (directory / name).is_file():
-            raise ModelNotFoundError(f'{directory} holds no {name}; an adapter is a directory with it, as peft saves it')
+            raise ModelNotFoundError(
+                f'{directory} holds no {name}; an adapter is a directory with it, as peft saves it'
+            )
     try:
         values = json.loads((directory / ADAPTER_CONFIG).read_text())
         state = load_file(directory / ADAPTER_WEIGHTS)

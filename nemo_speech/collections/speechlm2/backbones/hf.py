@@ -219,7 +219,9 @@ class HFBackbone(nn.Module):
         peft.set_peft_model_state_dict(self.model, dict(state_dict))
 
     def save_adapter(self, directory: str | Path) -> None:
-        adapters.write_adapter(directory, adapters.require_lora(self.lora_config), self.adapter_state_dict(), self.name)
+        adapters.write_adapter(
+            directory, adapters.require_lora(self.lora_config), self.adapter_state_dict(), self.name
+        )
 
     def load_adapter(self, directory: str | Path) -> None:
         adapters.load_adapter_into(self, directory)

@@ -112,7 +112,9 @@ def read_config(source: ModelSource, trust_remote_code: bool = False) -> Pretrai
     except ImportError as err:
         raise MissingDependencyError(f'reading {source.name} needs a package of nemo_speech[hf]: {err}') from err
     except (ValueError, OSError, KeyError) as err:
-        raise CheckpointError(f'{source.directory / "config.json"} cannot be read as a causal LM config: {err}') from err
+        raise CheckpointError(
+            f'{source.directory / "config.json"} cannot be read as a causal LM config: {err}'
+        ) from err
 
 
 def read_generation_config(source: ModelSource, hf_config: PretrainedConfig) -> GenerationConfig:

@@ -69,7 +69,9 @@ def _attend(attention_mask: Tensor | None, num_past: int, num_new: int) -> Tenso
             return 'causal'
         if num_new == 1:
             return None
-        attention_mask = torch.ones(1, num_past + num_new, dtype=torch.bool) if attention_mask is None else attention_mask
+        attention_mask = (
+            torch.ones(1, num_past + num_new, dtype=torch.bool) if attention_mask is None else attention_mask
+        )
     device = attention_mask.device
     key_index = torch.arange(num_past + num_new, device=device)
     query_index = key_index[num_past:, None]
