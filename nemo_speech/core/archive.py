@@ -27,7 +27,7 @@ from torch import Tensor
 
 from nemo_speech.core.errors import CheckpointError, ConfigError, ModelNotFoundError
 from nemo_speech.core.schema import config_to_dict
-from nemo_speech.core.yaml_io import load_yaml, resolve_interpolations
+from nemo_speech.core.yaml_io import dump_yaml, load_yaml, resolve_interpolations
 
 CONFIG = 'model_config.yaml'
 WEIGHTS = 'model_weights.ckpt'
@@ -180,7 +180,7 @@ def write_nemo(
         weights = Path(scratch) / WEIGHTS
         torch.save({key: _own_storage(tensor) for key, tensor in state_dict.items()}, weights)
         files[WEIGHTS] = weights
-        files[CONFIG] = _dump_yaml(config)
+        files[CONFIG] = dump_yaml(config).encode('utf-8')
         whole = Path(scratch) / 'whole.nemo'
         _write_tar(whole, files)
         os.replace(whole, path)
@@ -336,12 +336,6 @@ def _own_storage(tensor: Tensor) -> Tensor:
     """Without the rest of a bigger storage that it is a view of, which torch.save would write too."""
     tensor = tensor.detach().cpu()
     return tensor if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() else tensor.clone()
-
-
-def _dump_yaml(config: dict[str, Any]) -> bytes:
-    import yaml
-
-    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode('utf-8')
 
 
 def _write_tar(path: Path, files: Mapping[str, bytes | Path]) -> None:

@@ -36,6 +36,13 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver('tag:yaml.org,2002:float', _FLOAT, list('-+0123456789.'))
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes text which YAML 1.2 takes for a float, on top of what YAML 1.1 does."""
+
+
+_Dumper.add_implicit_resolver('tag:yaml.org,2002:float', _FLOAT, list('-+0123456789.'))
+
+
 def load_yaml(text: str | bytes, *, source: str) -> dict[str, Any]:
     """Parse a YAML mapping of plain values.
 
@@ -55,8 +62,12 @@ def load_yaml(text: str | bytes, *, source: str) -> dict[str, Any]:
 
 def save_yaml(config: Any, path: str | Path) -> None:
     """Write a config (dataclass or mapping) as YAML, keys in their order."""
-    text = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
-    Path(path).write_text(text, encoding='utf-8')
+    Path(path).write_text(dump_yaml(config), encoding='utf-8')
+
+
+def dump_yaml(config: Any) -> str:
+    """A config (dataclass or mapping) as YAML text, keys in their order."""
+    return yaml.dump(config_to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def register_resolvers() -> None:

@@ -1,0 +1,203 @@
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from nemo_speech.core import instantiate as instantiate_module
+from nemo_speech.core.errors import CheckpointError, ConfigError, ModelNotFoundError
+from nemo_speech.core.instantiate import register_target
+from nemo_speech.core.model import ModelConfig, ModelPT, find_directory
+
+
+@dataclass(kw_only=True)
+class TinyConfig(ModelConfig):
+    width: int = 2
+
+
+class Tiny(ModelPT):
+    """Two tied layers and a buffer: enough for every way weights are stored."""
+
+    config_class = TinyConfig
+
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        self.first = nn.Linear(self.cfg.width, self.cfg.width)
+        self.second = nn.Linear(self.cfg.width, self.cfg.width, bias=False)
+        self.second.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(self.cfg.width)
+
+    def nemo_artifacts(self):
+        return {}
+
+
+class Other(Tiny):
+    """A model that no `Tiny` subclass check should mistake for its sibling."""
+
+
+class Sibling(Tiny):
+    """See `Other`."""
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    monkeypatch.setattr(instantiate_module, '_registered', set())
+    for cls in (Tiny, Other, Sibling):
+        register_target(f'{cls.__module__}.{cls.__qualname__}')
+
+
+def tiny(**cfg) -> Tiny:
+    torch.manual_seed(0)
+    model = Tiny({'width': 3, **cfg})
+    model.norm.running_mean.fill_(2.0)
+    return model
+
+
+def assert_equal(one: nn.Module, two: nn.Module) -> None:
+    assert one.state_dict().keys() == two.state_dict().keys()
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values()))
+
+
+def test_config_is_checked():
+    with pytest.raises(ConfigError, match=r"model.widht: unknown key. Did you mean 'width'\?"):
+        Tiny({'widht': 3})
+
+
+def test_save_to_and_restore_from(tmp_path, registered):
+    model = tiny(optimizer={'name': 'sgd', 'lr': 0.1})
+    model.save_to(tmp_path / 'm.nemo')
+    again = Tiny.restore_from(tmp_path / 'm.nemo')
+    assert_equal(model, again)
+    assert again.cfg == model.cfg and not again.training
+    assert Tiny.restore_from(tmp_path / 'm.nemo', return_config=True)['target'].endswith('test_model.Tiny')
+
+
+def test_restore_from_takes_overrides(tmp_path, registered):
+    tiny().save_to(tmp_path / 'm.nemo')
+    assert Tiny.restore_from(tmp_path / 'm.nemo', override_config={'optimizer': {'name': 'sgd'}}).cfg.optimizer == {
+        'name': 'sgd'
+    }
+    with pytest.raises(CheckpointError, match=r'first.weight \[3, 3\] instead of \[4, 4\]'):
+        Tiny.restore_from(tmp_path / 'm.nemo', override_config={'width': 4}, strict=False)
+
+
+def test_restore_from_builds_the_class_that_was_saved_and_no_other(tmp_path, registered):
+    Other({'width': 2}).save_to(tmp_path / 'm.nemo')
+    assert type(Tiny.restore_from(tmp_path / 'm.nemo')) is Other
+    with pytest.raises(CheckpointError, match='holds a Other, which is no Sibling'):
+        Sibling.restore_from(tmp_path / 'm.nemo')
+
+
+def test_restore_from_refuses_a_class_that_nobody_allowed(tmp_path):
+    Other({'width': 2}).save_to(tmp_path / 'm.nemo')
+    with pytest.raises(CheckpointError, match='m.nemo: target: .* is not allowed'):
+        Tiny.restore_from(tmp_path / 'm.nemo')
+    assert type(Other.restore_from(tmp_path / 'm.nemo')) is Other
+
+
+def test_restore_from_names_a_removed_nemo_model(tmp_path, registered, monkeypatch):
+    model = tiny()
+    monkeypatch.setattr(model, 'nemo_config', lambda: {'target': 'nemo.collections.tts.models.VitsModel', 'width': 3})
+    model.save_to(tmp_path / 'm.nemo')
+    with pytest.raises(CheckpointError, match="VitsModel' was removed from NeMo"):
+        Tiny.restore_from(tmp_path / 'm.nemo')
+
+
+def test_save_pretrained_and_from_pretrained(tmp_path):
+    model = tiny()
+    model.save_pretrained(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['config.json', 'model.safetensors']
+    assert json.loads((tmp_path / 'config.json').read_text())['architectures'] == ['Tiny']
+    again = Tiny.from_pretrained(tmp_path)
+    assert_equal(model, again)
+    assert again.second.weight is again.first.weight and not again.training
+
+
+@pytest.mark.parametrize('strict', [True, False])
+def test_from_pretrained_with_a_tensor_missing(tmp_path, strict):
+    from safetensors.torch import save_file
+
+    tiny().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / 'model.safetensors')
+    weights['extra'] = weights.pop('first.bias')
+    save_file(weights, tmp_path / 'model.safetensors')
+    if not strict:
+        assert Tiny.from_pretrained(tmp_path, strict=False).norm.running_mean.tolist() == [2.0, 2.0, 2.0]
+        return
+    with pytest.raises(CheckpointError, match='does not fit Tiny: 1 missing: first.bias; 1 unexpected: extra'):
+        Tiny.from_pretrained(tmp_path)
+
+
+def test_from_pretrained_names_what_is_wrong(tmp_path):
+    with pytest.raises(CheckpointError, match='no config.json in it'):
+        Tiny.from_pretrained(tmp_path)
+    (tmp_path / 'config.json').write_text('{"width": 3, "widht": 3}')
+    with pytest.raises(ConfigError, match='config.json: widht: unknown key'):
+        Tiny.from_pretrained(tmp_path)
+    (tmp_path / 'config.json').write_text('{"width": 3}')
+    with pytest.raises(CheckpointError, match='no model.safetensors'):
+        Tiny.from_pretrained(tmp_path)
+    (tmp_path / 'model.safetensors').write_bytes(b'junk' * 99)
+    with pytest.raises(CheckpointError, match='model.safetensors is damaged'):
+        Tiny.from_pretrained(tmp_path)
+    (tmp_path / 'config.json').write_text('{')
+    with pytest.raises(CheckpointError, match='config.json: not valid JSON'):
+        Tiny.from_pretrained(tmp_path)
+    (tmp_path / 'model.safetensors.index.json').write_text('{"weight_map": {"a": "../x.safetensors"}}')
+    (tmp_path / 'config.json').write_text('{"width": 3}')
+    with pytest.raises(CheckpointError, match='no ../x.safetensors in it'):
+        Tiny.from_pretrained(tmp_path)
+
+
+def test_find_directory_of_a_name_that_nothing_has(monkeypatch):
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+    with pytest.raises(
+        ModelNotFoundError, match="'no/such-model' is no directory here, not in the Hugging Face cache"
+    ):
+        find_directory('no/such-model')
+    with pytest.raises(ModelNotFoundError, match="no 'owner/name' of the Hugging Face hub"):
+        find_directory('not/a/name')
+
+
+def test_configure_optimizers_takes_trainable_parameters_in_groups():
+    model = tiny(
+        optimizer={'_target_': 'torch.optim.AdamW', 'lr': 0.1},
+        lr_scheduler={'name': 'CosineAnnealing', 'max_steps': 10},
+        optim_param_groups=[{'params': 'norm', 'lr': 0.01}],
+        freeze_params=['first.bias'],
+    )
+    model.freeze_parameters()
+    configured = model.configure_optimizers()
+    groups = configured['optimizer'].param_groups
+    assert [len(g['params']) for g in groups] == [2, 1]
+    assert [g['lr'] for g in groups] == [0.01, 0.1]
+    assert configured['lr_scheduler']['interval'] == 'step' and configured['lr_scheduler']['scheduler'].max_steps == 10
+
+
+@pytest.mark.parametrize(
+    'cfg, message',
+    [
+        ({}, 'model.optimizer: missing'),
+        ({'optimizer': {'name': 'sgd'}, 'freeze_params': ['.*']}, 'no parameter is trainable'),
+        (
+            {'optimizer': {'name': 'sgd'}, 'optim_param_groups': [{'params': 'x'}]},
+            r'model.optim_param_groups\[0\].params',
+        ),
+        (
+            {'optimizer': {'name': 'sgd'}, 'lr_scheduler': {'name': 'CosineAnnealing'}},
+            'model.lr_scheduler: .*max_steps',
+        ),
+    ],
+)
+def test_configure_optimizers_names_the_fault(cfg, message):
+    model = tiny(**cfg)
+    model.freeze_parameters()
+    with pytest.raises(ConfigError, match=message):
+        model.configure_optimizers()
+
+
+def test_freeze_parameters_warns_of_patterns_without_a_match(capfd):
+    tiny(freeze_params=['nothing']).freeze_parameters()
+    assert 'Patterns that match nothing: nothing' in capfd.readouterr().err
