@@ -173,11 +173,8 @@ class BatchLoader:
             return "No example was dropped."
         return "Dropped: " + ', '.join(f'{reason}: {count}' for reason, count in self.dropped.items()) + '.'
 
-    def state_of_run(self) -> dict[str, Any]:
-        """What a checkpoint must hold for a resumed run to see the batches that this one would.
-
-        Not called `state_dict`: trainers that fetch ahead would save and restore it at the wrong moment.
-        """
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold for a resumed run to see the batches that this one would."""
         return {
             'position': asdict(self.position),
             'seed': self.stream.seed,
@@ -186,7 +183,7 @@ class BatchLoader:
             'config': fingerprint(self.stream.config),
         }
 
-    def resume(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to where a saved run was.
 
         Raises:

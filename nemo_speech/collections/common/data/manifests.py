@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -334,16 +335,18 @@ def _seconds(data: Mapping[str, Any], key: str, where: str, *, positive: bool) -
 def _path(name: str, root: Path, where: str) -> str:
     """Absolute paths as they are; relative ones start at the manifest, unless only the working directory has them."""
     refuse_commands(name, where)
-    if Path(name).is_absolute():
+    # `os.path`, since pathlib takes a third of the time of reading a line.
+    if os.path.isabs(name):
         return name
-    beside = root / name
-    return name if not beside.exists() and Path(name).exists() else str(beside)
+    beside = os.path.join(root, name)
+    return name if not os.path.exists(beside) and os.path.exists(name) else beside
 
 
 def _span_id(data: Mapping[str, Any], name: str) -> str:
     if 'id' in data:
         return str(data['id'])
-    return Path(name).stem if not data.get('offset') else f"{Path(name).stem}-{data['offset']}-{data.get('duration')}"
+    stem = os.path.splitext(os.path.basename(name))[0]
+    return stem if not data.get('offset') else f"{stem}-{data['offset']}-{data.get('duration')}"
 
 
 def _nemo_cut(data: dict[str, Any], where: str, root: Path, options: ReadOptions) -> Cut | None:

@@ -86,7 +86,7 @@ class DataModule(pl.LightningDataModule):
         if self._train is None:
             self._train = self._loader(loading_config(self.cfg.train_ds, path='data.train_ds'), 'data.train_ds', True)
             if self._train_state is not None:
-                self._train.resume(self._train_state)
+                self._train.load_state_dict(self._train_state)
         self._check_that_it_ends(self._train)
         return self._train
 
@@ -180,14 +180,14 @@ class DataModule(pl.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Where training is in its data; Lightning puts it into checkpoints."""
         if self._train is not None:
-            return {'train': self._train.state_of_run()}
+            return {'train': self._train.state_dict()}
         return {} if self._train_state is None else {'train': dict(self._train_state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up training data where a checkpoint left it."""
         self._train_state = state_dict.get('train')
         if self._train is not None and self._train_state is not None:
-            self._train.resume(self._train_state)
+            self._train.load_state_dict(self._train_state)
 
 
 def _plain(cfg: Any) -> Mapping[str, Any]:

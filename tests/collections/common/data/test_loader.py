@@ -1,4 +1,4 @@
-"""Loaders give the same batches whatever the number of workers, wherever they are stopped, and report what they drop."""
+"""Loaders give the same batches with any number of workers and after any stop, and report what they drop."""
 
 from itertools import islice
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_a_loader_resumes_after_any_batch(manifest):
         while len(taken) < stop:
             taken += names(islice(first, stop - len(taken)))
         second = loader(manifest, num_workers=1, **TOKENS)
-        second.resume(first.state_of_run())
+        second.load_state_dict(first.state_dict())
         taken += names(second)
         assert taken == batches[: len(taken)]
         assert len(taken) > stop
@@ -84,15 +84,15 @@ def test_random_seed_is_kept_in_the_state(manifest):
     first = loader(manifest, batch_size=4, seed='trng')
     second = loader(manifest, batch_size=4, seed='trng')
     one = names(first)
-    second.resume({**first.state_of_run(), 'position': {'epoch': 0, 'step': 0}})
+    second.load_state_dict({**first.state_dict(), 'position': {'epoch': 0, 'step': 0}})
     assert names(second) == one
     assert first.stream.seed > 2**8
 
 
 def test_other_number_of_ranks_is_refused(manifest):
-    state = loader(manifest, batch_size=4).state_of_run()
+    state = loader(manifest, batch_size=4).state_dict()
     with pytest.raises(ConfigError, match='data-parallel ranks: 1 -> 2'):
-        loader(manifest, rank=1, world_size=2, batch_size=4).resume(state)
+        loader(manifest, rank=1, world_size=2, batch_size=4).load_state_dict(state)
 
 
 @pytest.mark.parametrize('num_workers', [0, 2])
@@ -142,7 +142,7 @@ def test_unreadable_batch_is_replaced_by_the_one_before(tmp_path, num_workers):
     one = loader(path, Forgetful({'u002'}), **keys)
     assert names(one) == [['u000', 'u001'], ['u000', 'u001'], ['u004', 'u005']]
     resumed = loader(path, Forgetful({'u002'}), **keys)
-    resumed.resume({**resumed.state_of_run(), 'position': {'epoch': 0, 'step': 1}})
+    resumed.load_state_dict({**resumed.state_dict(), 'position': {'epoch': 0, 'step': 1}})
     assert names(resumed) == [['u000', 'u001'], ['u004', 'u005']]
     with pytest.raises(DataError, match=r'no example of batch 0 \(epoch 0: u000, u001'):
         list(loader(path, Forgetful({'u000'}), **keys))
