@@ -325,11 +325,12 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _set_dotted(config: dict[str, Any], key: str, value: str) -> None:
     *parents, last = key.split('.')
+    here: Any = config
     for parent in parents:
-        config = config.get(parent)
-        if not isinstance(config, dict):
+        here = here.get(parent)
+        if not isinstance(here, dict):
             raise ConfigError(f"artifact '{key}': the config has no mapping '{parent}' to name it in.")
-    config[last] = value
+    here[last] = value
 
 
 def _own_storage(tensor: Tensor) -> Tensor:

@@ -96,16 +96,18 @@ def _run_hydra(
     with tempfile.TemporaryDirectory(prefix='nemo_speech_hydra_') as scratch:
         # A key that the schema declares and the YAML leaves out fails in Hydra, before the task starts: force it and
         # try again.
-        for _ in range(len(overrides) + 1):
+        while True:
             args = parser.parse_args()
             args.overrides = _without_litter(overrides, scratch)
             unknown = _attempt(args, parser, task, config_path, config_name, schema)
             if unknown is None:
                 return
             if schema is None or not schema_has_key(schema, unknown):
-                break
-            overrides = [f'++{o}' if o.split('=')[0] == unknown else o for o in overrides]
-        raise ConfigError(_unknown_override(unknown, schema))
+                raise ConfigError(_unknown_override(unknown, schema))
+            forced = [f'++{o}' if o.split('=')[0] == unknown else o for o in overrides]
+            if forced == overrides:
+                raise ConfigError(_unknown_override(unknown, schema))
+            overrides = forced
 
 
 def _without_litter(overrides: Sequence[str], scratch: str) -> list[str]:

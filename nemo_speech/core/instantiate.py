@@ -210,7 +210,7 @@ def _build_nested(value: Any, path: str) -> Any:
 
 
 def _parameters(target: type) -> dict[str, inspect.Parameter]:
-    parameters = dict(inspect.signature(target.__init__).parameters)
+    parameters = dict(inspect.signature(target.__init__).parameters)  # type: ignore[misc]
     parameters.pop(next(iter(parameters), ''), None)  # self
     return parameters
 

@@ -77,7 +77,7 @@ class ModelPT(LightningModule):
         (logger.warning if report.unmatched else logger.info)('%s', report)
         return report
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         """Optimizer and schedule of the config, over the trainable parameters.
 
         Raises:

@@ -37,18 +37,18 @@ class Novograd(Optimizer):
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One update; returns the closure's loss."""
         loss = _loss(closure)
         for group in self.param_groups:
             for parameter in group['params']:
                 if parameter.grad is not None:
-                    self._update(parameter, group)
+                    self._update(parameter, parameter.grad, group)
         return loss
 
-    def _update(self, parameter: Tensor, group: dict) -> None:
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict) -> None:
         beta1, beta2 = group['betas']
-        state, grad = self.state[parameter], parameter.grad
+        state = self.state[parameter]
         norm = grad.norm() ** 2
         if not state:
             state['exp_avg'] = torch.zeros_like(parameter)
@@ -98,7 +98,7 @@ class Adan(Optimizer):
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One update; returns the closure's loss."""
         loss = _loss(closure)
         clip = self._clip_factor()
@@ -139,7 +139,7 @@ class Adan(Optimizer):
             parameter.sub_(direction, alpha=group['lr']).div_(1 + decay)
 
 
-def _loss(closure: Callable[[], Tensor] | None) -> Tensor | None:
+def _loss(closure: Callable[[], float] | None) -> float | None:
     if closure is None:
         return None
     with torch.enable_grad():

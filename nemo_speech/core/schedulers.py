@@ -8,6 +8,7 @@ Notation in the code: `done` is the share of the annealing phase that has passed
 
 import math
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -42,9 +43,9 @@ class WarmupPolicy(LRScheduler):
         self.min_lr = min_lr
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | Tensor]:
         """Rates of the groups at the current step."""
-        return [self.lr_at(self.last_epoch, base_lr) for base_lr in self.base_lrs]
+        return [self.lr_at(self.last_epoch, float(base_lr)) for base_lr in self.base_lrs]
 
     def lr_at(self, step: int, base_lr: float) -> float:
         """Rate of a group with `base_lr` at optimizer step `step` (0 is the first)."""
@@ -59,6 +60,7 @@ class WarmupPolicy(LRScheduler):
         return base_lr
 
     def _done(self, step: int, start: int) -> float:
+        assert self.max_steps is not None  # whoever anneals requires it
         return min((step - start) / max(1, self.max_steps - start), 1.0)
 
 
@@ -108,7 +110,9 @@ class WarmupAnnealHoldPolicy(WarmupPolicy):
         max_steps = kwargs.get('max_steps')
         self.constant_steps = _steps('constant', constant_steps, constant_ratio, max_steps)
         warmup_steps = _steps('warmup', kwargs.get('warmup_steps'), kwargs.get('warmup_ratio'), max_steps)
-        self.decay_steps = None if max_steps is None else max_steps - warmup_steps - self.constant_steps
+        if max_steps is None:
+            raise ConfigError(f'{type(self).__name__}: set max_steps; the schedule is laid out from its end.')
+        self.decay_steps = max_steps - warmup_steps - self.constant_steps
         super().__init__(optimizer, **kwargs)
 
     def anneal(self, step: int, base_lr: float) -> float:
@@ -287,9 +291,9 @@ class SquareRootConstantPolicy(LRScheduler):
         self.min_lr = min_lr
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | Tensor]:
         """Rates of the groups at the current step."""
-        return [self.lr_at(self.last_epoch, base_lr) for base_lr in self.base_lrs]
+        return [self.lr_at(self.last_epoch, float(base_lr)) for base_lr in self.base_lrs]
 
     def lr_at(self, step: int, base_lr: float) -> float:
         """Rate of a group with `base_lr` at optimizer step `step`."""
@@ -328,8 +332,8 @@ def _polynomial(done: float, base_lr: float, min_lr: float, power: float) -> flo
     return min_lr + (base_lr - min_lr) * (1.0 - done) ** power
 
 
-def _check_floor(scheduler: LRScheduler) -> None:
-    lowest = min(scheduler.base_lrs)
+def _check_floor(scheduler: WarmupPolicy) -> None:
+    lowest = min(map(float, scheduler.base_lrs))
     if lowest < scheduler.min_lr:
         raise ConfigError(f'{type(scheduler).__name__}: the base rate {lowest} is under min_lr {scheduler.min_lr}.')
 

@@ -19,13 +19,13 @@ T = TypeVar('T')
 MISSING = '???'
 
 
-def build_config(schema: type[T], mapping: Mapping[str, Any], *, source: str = '', path: str = '') -> T:
+def build_config(schema: type[T], mapping: Mapping[str, Any] | T, *, source: str = '', path: str = '') -> T:
     """Build `schema` from a mapping, strictly.
 
     Args:
         schema: A dataclass; its fields may be scalars, `Literal`, enums, `Path`, `Any`, nested dataclasses, unions of
             these, and lists, tuples and dicts of them. `dict[str, Any]` is free-form.
-        mapping: Resolved values (no interpolations).
+        mapping: Resolved values (no interpolations), or a `schema` already.
         source: The file the values came from, for messages.
         path: Dotted path of `mapping` within that file, for messages.
 
@@ -56,9 +56,9 @@ def schema_has_key(schema: Any, dotted: str) -> bool:
 def suggest_key(schema: type, dotted: str) -> str:
     """Did-you-mean for a dotted key that `schema` does not declare."""
     head, *rest = dotted.split('.')
-    here, prefix = schema, []
-    while rest and _nested(here, head) is not None:
-        here, prefix, (head, *rest) = _nested(here, head), [*prefix, head], rest
+    here, prefix = schema, list[str]()
+    while rest and (inner := _nested(here, head)) is not None:
+        here, prefix, (head, *rest) = inner, [*prefix, head], rest
     return did_you_mean('.'.join([*prefix, head]), ['.'.join([*prefix, name]) for name in _field_types(here)])
 
 
@@ -76,12 +76,12 @@ class _Place:
         return ConfigError(f"{where}{self.path or 'the configuration'}: {message}")
 
 
-def _field_types(schema: type) -> dict[str, Any]:
+def _field_types(schema: Any) -> dict[str, Any]:
     hints = get_type_hints(schema)
     return {f.name: hints[f.name] for f in dataclasses.fields(schema) if f.init}
 
 
-def _build_dataclass(schema: type[T], value: Any, place: _Place) -> T:
+def _build_dataclass(schema: Any, value: Any, place: _Place) -> Any:
     if isinstance(value, schema):
         return value
     if not isinstance(value, Mapping):
@@ -219,7 +219,7 @@ def _members(wanted: Any) -> tuple[Any, ...]:
     return get_args(wanted) if get_origin(wanted) in (Union, types.UnionType) else (wanted,)
 
 
-def _nested(schema: type, key: str) -> type | None:
+def _nested(schema: Any, key: str) -> Any:
     """The dataclass behind field `key`, seen through `Optional`."""
     wanted = _field_types(schema).get(key)
     return next((m for m in _members(wanted) if dataclasses.is_dataclass(m)), None)

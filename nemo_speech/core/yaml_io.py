@@ -111,17 +111,14 @@ def _resolved(node: Any) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    if OmegaConf.is_dict(node):
-        keys, empty = list(node), {}
-    elif OmegaConf.is_list(node):
-        keys, empty = list(range(len(node))), []
-    else:
+    if not OmegaConf.is_config(node):
         return node
-    raw = OmegaConf.to_container(node, resolve=False)
-    items = []
+    keys = list(node) if OmegaConf.is_dict(node) else list(range(len(node)))
+    raw: Any = OmegaConf.to_container(node, resolve=False)
+    items = {}
     for key in keys:
         try:
-            items.append((key, raw[key] if OmegaConf.is_missing(node, key) else _resolved(node[key])))
+            items[key] = raw[key] if OmegaConf.is_missing(node, key) else _resolved(node[key])
         except OmegaConfBaseException:
-            items.append((key, raw[key]))
-    return dict(items) if isinstance(empty, dict) else [item for _, item in items]
+            items[key] = raw[key]
+    return items if OmegaConf.is_dict(node) else list(items.values())

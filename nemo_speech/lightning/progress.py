@@ -3,7 +3,7 @@
 from typing import Any
 
 from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, convert_inf
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 
 class TrainingProgressBar(TQDMProgressBar):
@@ -33,7 +33,7 @@ class TrainingProgressBar(TQDMProgressBar):
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
             return
         bar: Tqdm = self.train_progress_bar
-        if bar.n != trainer.global_step and self._should_update(trainer.global_step, convert_inf(bar.total)):
+        if bar.n != trainer.global_step and self._should_update(trainer.global_step, trainer.max_steps):
             bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
             bar.n = trainer.global_step
             bar.refresh()

@@ -43,7 +43,7 @@ class RunCheckpoint(ModelCheckpoint):
         )
         self.CHECKPOINT_NAME_LAST = f'{self.filename}-last'
         self.params = params
-        self.nemo_path = Path(self.dirpath) / f'{params.prefix or name}{params.postfix}'
+        self.nemo_path = Path(params.dirpath or directory) / f'{params.prefix or name}{params.postfix}'
         self._last_step_saved_as_last = -1
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
