@@ -32,13 +32,18 @@ class SALMGenerateConfig:
 
 @hydra_runner(config_path='../../conf/speechlm2', config_name='salm_generate', schema=SALMGenerateConfig)
 def main(cfg: SALMGenerateConfig) -> None:
-    from nemo_speech.collections.speechlm2.models.evaluation import answer_conversations, pick_device, write_jsonl
+    from nemo_speech.collections.speechlm2.models.evaluation import (
+        answer_conversations,
+        pick_device,
+        read_conversations,
+        write_jsonl,
+    )
 
     device = pick_device(cfg.device)
     model = SALM.from_pretrained(cfg.pretrained_name, torch_dtype=cfg.dtype, backend=cfg.backend, map_location=device)
     answered = answer_conversations(
         model,
-        cfg.inputs,
+        read_conversations(cfg.inputs, model),
         batch_size=cfg.batch_size,
         max_new_tokens=cfg.max_new_tokens,
         extra_eos_tokens=cfg.extra_eos_tokens,

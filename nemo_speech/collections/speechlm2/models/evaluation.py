@@ -11,6 +11,8 @@ import torch
 
 from nemo_speech.collections.common.audio import load_audio
 from nemo_speech.collections.common.data.conversation import TextTurn
+from nemo_speech.collections.common.data.loading_config import LhotseDataLoadingConfig
+from nemo_speech.collections.common.data.sources import open_sources
 from nemo_speech.collections.common.metrics import TextScores, score_texts
 from nemo_speech.collections.common.prompts import PromptFormatter
 from nemo_speech.collections.speechlm2.models.prompting import PromptBatch, left_pad, pad_waveforms
@@ -80,6 +82,24 @@ def _answer(cut: Any, text: str) -> Answer:
     return Answer(cut.id, path, cut.duration, reference, text)
 
 
+def read_conversations(inputs: str, model: 'SALM') -> list[Any]:
+    """Conversations of a `multimodal_conversation` JSONL, or of the `input_cfg` in a YAML file.
+
+    Raises:
+        ConfigError, DataError: See `collections.common.data`.
+    """
+    jsonl = [{'type': 'multimodal_conversation', 'manifest_filepath': inputs}]
+    config = LhotseDataLoadingConfig(
+        input_cfg=inputs if inputs.endswith(('.yaml', '.yml')) else jsonl,
+        batch_size=1,
+        audio_locator_tag=model.audio_locator_tag,
+        token_equivalent_duration=model.token_equivalent_duration,
+        require_text=False,
+        force_finite=True,
+    )
+    return list(open_sources(config, path='inputs').examples)
+
+
 @torch.inference_mode()
 def answer_conversations(
     model: 'SALM',
@@ -109,7 +129,6 @@ def answer_conversations(
     """
     from tqdm import tqdm
 
-    conversations = list(conversations)
     prompts = [_as_prompt(c, system_prompt, user_prompt) for c in conversations]
     formatter = PromptFormatter.resolve(model.cfg.prompt_format)(model.tokenizer)
     end_ids = model.end_ids(extra_eos_tokens)

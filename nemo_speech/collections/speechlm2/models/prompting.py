@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nemo_speech.collections.common.audio import load_audio
 from nemo_speech.collections.common.prompts import PromptFormatter
+from nemo_speech.collections.common.prompts.text import mark_plain
+from nemo_speech.collections.speechlm2.data.dataset import collate_left
 from nemo_speech.collections.speechlm2.modules.splicing import leading_pad_mask
 from nemo_speech.core.errors import DataError
 
@@ -50,7 +53,7 @@ def collate_prompts(
     if paths and audios is not None:
         raise DataError('Audio is given both as `audios` and in the turns of the prompts: give it once.')
     if paths:
-        waveforms = [read_waveform(path, model.sampling_rate) for path in paths]
+        waveforms = [load_audio(path, model.sampling_rate) for path in paths]
         audios, audio_lens = pad_waveforms(waveforms)
     if audios is None:
         audios, audio_lens = torch.zeros(0, 0), torch.zeros(0, dtype=torch.long)
@@ -70,31 +73,23 @@ def tokenize_dialogs(
         for turn in dialog:
             found = turn.get('audio', [])
             paths.extend(str(p) for p in ([found] if isinstance(found, (str, Path)) else found))
-            turns.append({k: v for k, v in turn.items() if k != 'audio'})
+            turns.append(_escaped(turn, model.audio_locator_tag))
         ids.append(formatter.encode_dialog(turns, enable_thinking=enable_thinking)['context_ids'])
     return ids, paths
 
 
+def _escaped(turn: Mapping[str, Any], tag: str) -> dict[str, Any]:
+    """The turn without its audio, and with control tokens in its text, but for the audio tag, made plain text."""
+    escaped = {k: v for k, v in turn.items() if k != 'audio'}
+    if isinstance(escaped.get('content'), str):
+        escaped['content'] = mark_plain(escaped['content'], keep=[tag])
+    return escaped
+
+
 def left_pad(rows: Sequence[Tensor], pad_id: int) -> tuple[Tensor, Tensor]:
     """Pad rows of ids on the left to `[B, T]`; also the mask, True = a token."""
-    length = max((len(row) for row in rows), default=0)
-    ids = torch.full((len(rows), length), pad_id, dtype=torch.long)
-    mask = torch.zeros(len(rows), length, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        ids[i, length - len(row) :] = torch.as_tensor(row, dtype=torch.long)
-        mask[i, length - len(row) :] = True
-    return ids, mask
-
-
-def read_waveform(path: str | Path, sampling_rate: int) -> Tensor:
-    """Read a file as `[S]` float32 mono at `sampling_rate`; channels are averaged, other rates resampled.
-
-    Raises:
-        AudioError: The file is missing, cannot be decoded, or holds no samples.
-    """
-    from nemo_speech.collections.common.audio import load_audio
-
-    return load_audio(path, sampling_rate)
+    rows = [torch.as_tensor(row, dtype=torch.long) for row in rows]
+    return collate_left(rows, pad_id), collate_left([torch.ones_like(row, dtype=torch.bool) for row in rows], False)
 
 
 def pad_waveforms(waveforms: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

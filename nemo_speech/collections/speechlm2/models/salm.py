@@ -225,7 +225,9 @@ class SALM(ModelPT):
         batch_size = batch['input_ids'].shape[0]
         logs = {name: value.detach() for name, value in logs.items()}
         self.log('loss', logs.pop('loss'), batch_size=batch_size, prog_bar=True)
-        self.log_dict({**logs, 'audio_s': float(batch['audio_lens'].sum()) / self.sampling_rate}, batch_size=batch_size)
+        self.log_dict(
+            {**logs, 'audio_s': float(batch['audio_lens'].sum()) / self.sampling_rate}, batch_size=batch_size
+        )
         optimizer = self.optimizers(use_pl_optimizer=False)
         if not isinstance(optimizer, list):
             self.log('learning_rate', optimizer.param_groups[0]['lr'], batch_size=batch_size)

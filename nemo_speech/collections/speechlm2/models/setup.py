@@ -23,7 +23,7 @@ def build_perception(
 ) -> AudioPerceptionModule:
     """Build perception so that it ends in the LLM's embedding space.
 
-    The encoder is the one of the `.nemo` archive `pretrained_asr` if there is one, else what `perception.encoder` says.
+    The encoder is that of the `.nemo` archive `pretrained_asr` if there is one, else what `perception.encoder` says.
 
     Raises:
         ConfigError: `perception.output_dim` is not the LLM's hidden size.

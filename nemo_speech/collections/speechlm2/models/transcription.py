@@ -4,7 +4,6 @@ Long audio is cut at pauses, because what an LLM leaves out of a long answer is 
 the audio and their texts are joined. Work is sorted by length, so that a batch holds little padding.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor
 from nemo_speech.collections.common.audio import load_audio
 from nemo_speech.collections.common.hypothesis import Hypothesis
 from nemo_speech.collections.common.pauses import split_at_pauses
-from nemo_speech.core.errors import AudioError, DataError
+from nemo_speech.core.errors import AudioError
 from nemo_speech.utils.logging import get_logger
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-MANIFEST_SUFFIXES = ('.json', '.jsonl', '.jsonl.gz', '.json.gz')
+_MANIFEST_SUFFIXES = ('.json', '.jsonl', '.jsonl.gz', '.json.gz')
 
 
 @dataclass
@@ -157,7 +156,7 @@ def _append(result: Hypothesis, model: 'SALM', piece: Piece, ids: list[int], tim
     result.y_sequence.extend(ids)
     if timestamps:
         start = piece.start / model.sampling_rate
-        end = start + len(piece.waveform) / model.sampling_rate
+        end = (piece.start + len(piece.waveform)) / model.sampling_rate
         result.timestamp.setdefault('segment', []).append({'start': start, 'end': end, 'segment': text})
 
 
@@ -174,7 +173,9 @@ def list_sources(audio: Any) -> Iterator[Any]:
     """Every single input in `audio`: paths, bytes, file objects, samples, or lhotse cuts."""
     if isinstance(audio, (str, Path)):
         yield from _from_path(Path(audio))
-    elif isinstance(audio, (bytes, np.ndarray, Tensor)) or hasattr(audio, 'read') or hasattr(audio, 'load_audio'):
+    elif isinstance(audio, (bytes, np.ndarray, Tensor)) or hasattr(audio, 'read'):
+        yield audio
+    elif hasattr(audio, 'load_audio') and not isinstance(audio, Iterable):  # a lhotse cut, and no CutSet
         yield audio
     elif isinstance(audio, Iterable):
         for one in audio:
@@ -186,35 +187,12 @@ def list_sources(audio: Any) -> Iterator[Any]:
 
 
 def _from_path(path: Path) -> Iterator[Any]:
-    if not path.name.endswith(MANIFEST_SUFFIXES):
+    if not path.name.endswith(_MANIFEST_SUFFIXES):
         yield path
         return
-    if not path.is_file():
-        raise DataError(f'{path}: no such manifest.')
-    if path.name.endswith('.gz'):
-        from lhotse import CutSet
+    from nemo_speech.collections.common.data.manifests import read_cuts
 
-        yield from CutSet.from_file(path)
-        return
-    for number, line in enumerate(path.read_text(encoding='utf-8').splitlines(), start=1):
-        if line.strip():
-            yield _from_manifest_line(path, number, line)
-
-
-def _from_manifest_line(path: Path, number: int, line: str) -> Any:
-    try:
-        item = json.loads(line)
-    except ValueError as error:
-        raise DataError(f'{path}:{number}: not a JSON object ({error}). Expected one object a line.') from error
-    if isinstance(item, dict) and 'audio_filepath' in item:
-        file = Path(item['audio_filepath'])
-        file = file if file.is_absolute() else path.parent / file
-        return (file, float(item.get('offset') or 0.0), item.get('duration')) if item.get('offset') else file
-    if isinstance(item, dict) and item.get('type', '').endswith('Cut'):
-        from lhotse.serialization import deserialize_item
-
-        return deserialize_item(item)
-    raise DataError(f"{path}:{number}: expected a NeMo manifest line with 'audio_filepath', or a lhotse cut.")
+    yield from read_cuts(str(path))
 
 
 def read_source(source: Any, rate: int, samples_rate: int | None) -> Tensor:
@@ -223,10 +201,6 @@ def read_source(source: Any, rate: int, samples_rate: int | None) -> Tensor:
     Raises:
         AudioError: It cannot be read.
     """
-    if isinstance(source, tuple):
-        file, offset, duration = source
-        end = None if duration is None else round((offset + float(duration)) * rate)
-        return load_audio(file, rate)[round(offset * rate) : end]
     if hasattr(source, 'load_audio'):
         return _read_cut(source, rate)
     return load_audio(source, rate, source_rate=samples_rate)

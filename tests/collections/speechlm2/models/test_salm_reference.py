@@ -1,4 +1,4 @@
-"""SALM against the cases that NeMo 3.0.0 itself made: perception, splicing, loss, logits, greedy ids, on both backbones."""
+"""SALM against the cases that NeMo 3.0.0 itself made: perception, splicing, loss, logits, greedy ids."""
 
 import json
 

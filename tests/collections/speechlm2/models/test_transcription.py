@@ -1,0 +1,84 @@
+"""`SALM.transcribe` takes any audio, keeps the order, loses nothing, and leaves the model as it was."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from nemo_speech.collections.speechlm2 import SALM
+from nemo_speech.core.errors import AudioError, ConfigError
+from tests.tiny import salm_config
+
+OPTIONS = {'max_new_tokens': 4, 'verbose': False}
+
+
+@pytest.fixture(scope='module')
+def model(tiny_llm) -> SALM:
+    torch.manual_seed(0)
+    return SALM(salm_config(tiny_llm)).eval()
+
+
+@pytest.fixture(scope='module')
+def clips(tiny_cuts) -> list:
+    return sorted(tiny_cuts.parent.glob('*.wav'))
+
+
+def test_every_kind_of_input_gives_the_same_text(model, clips, tiny_cuts, tmp_path):
+    from lhotse import CutSet
+
+    samples = [soundfile.read(p, dtype='float32')[0] for p in clips]
+    manifest = tmp_path / 'm.jsonl'
+    manifest.write_text(''.join(json.dumps({'audio_filepath': str(p), 'duration': 1.0}) + '\n' for p in clips))
+    expected = model.transcribe(clips, **OPTIONS)
+    assert len(expected) == 12
+    for audio in (
+        [str(p) for p in clips],
+        [p.read_bytes() for p in clips],
+        samples,
+        [torch.from_numpy(s) for s in samples],
+        tiny_cuts,
+        CutSet.from_file(tiny_cuts),
+    ):
+        assert model.transcribe(audio, **OPTIONS) == expected
+    assert model.transcribe(samples[0], **OPTIONS) == expected[:1]
+
+
+def test_batch_size_changes_nothing(model, clips):
+    assert model.transcribe(clips, batch_size=1, **OPTIONS) == model.transcribe(clips, batch_size=7, **OPTIONS)
+
+
+def test_long_audio_is_cut_into_pieces_that_tile_it(model, clips):
+    long = np.concatenate([soundfile.read(p, dtype='float32')[0] for p in clips])
+    (hypothesis,) = model.transcribe(long, timestamps=True, max_segment_s=1.5, **OPTIONS)
+    segments = hypothesis.timestamp['segment']
+    assert segments[0]['start'] == 0.0 and segments[-1]['end'] == pytest.approx(len(long) / 16000)
+    assert all(a['end'] == b['start'] for a, b in zip(segments, segments[1:]))
+    assert hypothesis.text == ' '.join(s['segment'] for s in segments if s['segment'])
+    json.dumps(dataclasses.asdict(hypothesis))
+
+
+def test_unreadable_input_is_named_or_reported_without_stopping_the_rest(model, clips):
+    with pytest.raises(AudioError, match='gone.wav'):
+        model.transcribe([clips[0], 'gone.wav'], **OPTIONS)
+    results = model.transcribe(
+        [clips[0], 'gone.wav', clips[1]], on_audio_error='skip', return_hypotheses=True, **OPTIONS
+    )
+    assert [r.error is None for r in results] == [True, False, True]
+    assert [r.text for r in results[::2]] == model.transcribe(clips[:2], **OPTIONS)
+
+
+def test_model_is_left_in_its_mode_also_after_an_error(model, clips):
+    model.train()
+    try:
+        with pytest.raises(ConfigError, match='extra_eos_tokens'):
+            model.transcribe(clips[:1], extra_eos_tokens=['no such token'], **OPTIONS)
+        assert model.training
+    finally:
+        model.eval()
+
+
+def test_nothing_to_transcribe_gives_nothing(model):
+    assert model.transcribe([], **OPTIONS) == []
