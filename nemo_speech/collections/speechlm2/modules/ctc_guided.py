@@ -28,6 +28,7 @@ from nemo_speech.collections.speechlm2.modules.ctc_units import (
     token_surfaces,
 )
 from nemo_speech.collections.speechlm2.modules.hf_features import length_mask
+from nemo_speech.collections.speechlm2.modules.posterior_bank import PosteriorBank
 from nemo_speech.core.errors import ConfigError
 
 BLANK = 0
@@ -54,8 +55,8 @@ class CTCGuidedAdapter(nn.Module):
         output_dim: H of the LLM's embeddings.
         stack: Encoder frames that are joined to one.
         hidden_dim, num_conv_layers, conv_kernel, num_lstm_layers, dropout: Size of the head.
-        scorer: `cosine`: a unit's logit is the scaled cosine between the frame and the LLM's embedding of the unit, so
-            that units alike to the LLM start alike; `linear`: an ordinary output layer.
+        scorer: `linear`: an ordinary output layer; `cosine`: a unit's logit is the scaled cosine between the frame and
+            the LLM's embedding of the unit, so that the number of weights does not grow with the units.
         units: `letters`, `pieces`, `tokens`, `all`, or the pieces themselves: see `choose_units`.
         unit_manifest: Manifest or text file of the training transcripts that units are chosen from.
         unit_min_count: For `pieces`.
@@ -70,6 +71,10 @@ class CTCGuidedAdapter(nn.Module):
             many encoder frames, and one band of up to so many features, are set to zero. Needs `frames_per_s`.
         frames_per_s: Encoder frames a second.
         cross_fit_folds: 0, or at least 2.
+        fold_share: Share of the clips outside its fold that a fold head is trained on in one step.
+        bank_size: Outcomes kept in a `PosteriorBank`, filled from held-out clips in training with `cross_fit_folds`; 0
+            for none.
+        simulated_share: Share of the training clips that the LLM hears as the bank makes them up from the transcript.
     """
 
     def __init__(
@@ -83,10 +88,10 @@ class CTCGuidedAdapter(nn.Module):
         conv_kernel: int = 5,
         num_lstm_layers: int = 0,
         dropout: float = 0.2,
-        scorer: str = 'cosine',
+        scorer: str = 'linear',
         units: str | Sequence[str] = 'letters',
         unit_manifest: str | None = None,
-        unit_min_count: int = 8,
+        unit_min_count: int = 15,
         language: str = 'en',
         blank_threshold: float | None = None,
         merge_repeats: bool = True,
@@ -97,8 +102,17 @@ class CTCGuidedAdapter(nn.Module):
         feature_mask_dims: int = 60,
         frames_per_s: float = 50.0,
         cross_fit_folds: int = 0,
+        fold_share: float = 0.5,
+        bank_size: int = 0,
+        simulated_share: float = 0.0,
     ) -> None:
         super().__init__()
+        if bank_size and not cross_fit_folds:
+            raise ConfigError(
+                f'CTCGuidedAdapter bank_size={bank_size} is filled from held-out clips: set cross_fit_folds'
+            )
+        if simulated_share and not bank_size:
+            raise ConfigError(f'CTCGuidedAdapter simulated_share={simulated_share} draws from a bank: set bank_size')
         if conv_kernel % 2 == 0:
             raise ConfigError(f'CTCGuidedAdapter conv_kernel={conv_kernel}: choose an odd number, to keep the length')
         if scorer not in ('cosine', 'linear'):
@@ -112,7 +126,7 @@ class CTCGuidedAdapter(nn.Module):
         self.blank_threshold, self.merge_repeats = blank_threshold, merge_repeats
         self.temperature, self.detach_posteriors = temperature, detach_posteriors
         self.augment = FrameMasking(time_masks_per_s, time_mask_frames, feature_mask_dims, frames_per_s)
-        head = dict(
+        head: dict[str, Any] = dict(
             input_dim=input_dim,
             stack=stack,
             hidden_dim=hidden_dim,
@@ -124,9 +138,13 @@ class CTCGuidedAdapter(nn.Module):
         )
         self.head = CTCHead(**head)
         self.fold_heads = nn.ModuleList(CTCHead(**head) for _ in range(cross_fit_folds))
+        self.fold_share, self.simulated_share = fold_share, simulated_share
+        self.bank = PosteriorBank(bank_size) if bank_size else None
         # LLM token of each unit; saved, so that a reloaded model needs no training texts.
+        self.token_ids: Tensor
         self.register_buffer('token_ids', torch.zeros(0, dtype=torch.long))
         self.units: CTCUnits | None = None
+        self._training_parts_dropped = False
         # In a tuple, so that an LLM's embedding module does not become a part of this one.
         self._llm: tuple[UnitTokenizer, Callable[[Tensor], Tensor]] | None = None
 
@@ -151,11 +169,16 @@ class CTCGuidedAdapter(nn.Module):
     def resolved_config(self) -> dict[str, Any]:
         """Config keys that make a rebuilt adapter choose the very same units without training texts."""
         units = self.unit_choice if self.units is None or self.unit_choice == 'all' else self.units.pieces
-        return {'units': units, 'unit_manifest': None}
+        resolved: dict[str, Any] = {'units': units, 'unit_manifest': None}
+        if self._training_parts_dropped:
+            resolved |= {'cross_fit_folds': 0, 'bank_size': 0, 'simulated_share': 0.0}
+        return resolved
 
     def drop_fold_heads(self) -> None:
-        """Forget the heads that only training needs; build with `cross_fit_folds=0` to load what is saved after."""
+        """Forget what only training needs, also in `resolved_config`: fold heads, and the bank that they fill."""
         self.fold_heads = nn.ModuleList()
+        self.bank = None
+        self._training_parts_dropped = True
 
     def _set_units(self, units: CTCUnits) -> None:
         self.units = units
@@ -166,6 +189,8 @@ class CTCGuidedAdapter(nn.Module):
         self.token_ids = torch.zeros(num_units, dtype=torch.long, device=self.token_ids.device)
         for head in [self.head, *self.fold_heads]:
             head.set_num_units(num_units)
+        if self.bank is not None:
+            self.bank.set_num_units(num_units)
 
     def _units_of_tokens(self, tokenizer: UnitTokenizer) -> CTCUnits:
         """Units from the saved token ids: what they spell follows from the tokenizer."""
@@ -222,18 +247,39 @@ class CTCGuidedAdapter(nn.Module):
         x = x.masked_fill(~length_mask(lens, x.shape[1])[..., None], 0.0)
         seen = self.augment(x, lens) if self.training else x
         frame_lens = self.num_output_frames(lens)
-        log_probs = self.head(seen, lens, table)
-        for_llm, metrics, loss = log_probs, {}, None
+        log_probs = for_llm = self.head(seen, lens, table)
+        metrics: dict[str, Tensor] = {}
+        loss = targets = None
         if transcripts is not None:
             targets = CTCTargets.of(transcripts, units, x.device)
             loss, metrics = ctc_loss(log_probs, frame_lens, targets)
             if self.training and len(self.fold_heads) and loss is not None:
-                fold_loss, for_llm = self._cross_fit(seen, lens, table, targets, log_probs)
-                loss = loss + fold_loss
-        embeddings, out_lens = self._to_embeddings(for_llm, frame_lens, table)
+                folds = targets.folds(len(self.fold_heads))
+                loss = loss + self._fold_loss(seen, lens, table, targets, folds)
+                for_llm = self._hear_held_out(x, lens, table, folds, log_probs)
+        posteriors, out_lens = self._posteriors(for_llm, frame_lens)
         metrics['ctc_kept_frames'] = out_lens.sum() / frame_lens.sum()
+        if self.training and self.bank is not None and targets is not None:
+            posteriors, out_lens = self._mix_simulated(posteriors, out_lens, targets)
         text = self._greedy(log_probs, frame_lens, units) if with_text else None
-        return CTCGuidedOutput(embeddings.to(table.dtype), out_lens, loss, metrics, text)
+        embeddings = (posteriors @ table.to(posteriors.dtype)).to(table.dtype)
+        return CTCGuidedOutput(embeddings, out_lens, loss, metrics, text)
+
+    def simulate(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Embeddings `[N, T', H]` and lengths `[N]` that speech of these texts might give: for training without audio.
+
+        Raises:
+            ConfigError: The adapter was built without `bank_size`.
+        """
+        units, table = self._bound()
+        if self.bank is None:
+            raise ConfigError(
+                'CTCGuidedAdapter.simulate draws from posteriors of held-out clips: set bank_size, 8192 say'
+            )
+        drawn = [self.bank.simulate(units.encode(text)[0]) for text in texts]
+        lens = torch.tensor([len(row) for row in drawn], device=table.device)
+        posteriors = nn.utils.rnn.pad_sequence(drawn, batch_first=True)
+        return (posteriors @ table.to(posteriors.dtype)).to(table.dtype), lens
 
     @torch.no_grad()
     def ctc_greedy_text(self, x: Tensor, lens: Tensor) -> list[str]:
@@ -250,44 +296,64 @@ class CTCGuidedAdapter(nn.Module):
         keep = new & (best != BLANK)
         return [units.decode(row[kept].tolist()) for row, kept in zip(best.cpu(), keep.cpu())]
 
-    def _cross_fit(
-        self, x: Tensor, lens: Tensor, table: Tensor, targets: 'CTCTargets', log_probs: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Train fold head k on transcripts outside fold k; let it speak, without a gradient, for those inside."""
-        num_folds = len(self.fold_heads)
-        folds = torch.tensor(
-            [-1 if text is None else text_fold(text, num_folds) for text in targets.spoken], device=x.device
-        )
+    def _fold_loss(self, x: Tensor, lens: Tensor, table: Tensor, targets: 'CTCTargets', folds: Tensor) -> Tensor:
+        """CTC loss of each fold head on a share of the transcripts outside its fold, summed."""
         total = x.new_zeros(())
+        for number, head in enumerate(self.fold_heads):
+            rows = ((folds >= 0) & (folds != number)).nonzero()[:, 0]
+            if rows.numel() == 0:
+                continue
+            count = max(1, round(self.fold_share * rows.numel()))
+            rows = rows[torch.randperm(rows.numel())[:count].to(rows.device)]
+            log_probs = head(x[rows], lens[rows], table)
+            loss, _ = ctc_loss(log_probs, self.num_output_frames(lens[rows]), targets.rows(rows.tolist()))
+            assert loss is not None  # rows outside a fold have transcripts
+            total = total + loss
+        return total
+
+    @torch.no_grad()
+    def _hear_held_out(self, x: Tensor, lens: Tensor, table: Tensor, folds: Tensor, log_probs: Tensor) -> Tensor:
+        """Each clip as the head hears it that never trained on its transcript: whole, without dropout, as a new clip.
+
+        Clips without a transcript are no one's training data; they keep `log_probs`, the main head's.
+        """
         held_out = log_probs.detach().clone()
         for number, head in enumerate(self.fold_heads):
-            inside = folds == number
-            outside = ~inside & (folds >= 0)
-            if outside.any():
-                rows = outside.nonzero()[:, 0]
-                fold_log_probs = head(x[rows], lens[rows], table)
-                loss, _ = ctc_loss(fold_log_probs, self.num_output_frames(lens[rows]), targets.rows(rows.tolist()))
-                total = total + loss
-            if inside.any():
-                rows = inside.nonzero()[:, 0]
-                with torch.no_grad():
-                    held_out[rows] = head(x[rows], lens[rows], table)
-        return total, held_out
+            rows = (folds == number).nonzero()[:, 0]
+            if rows.numel():
+                head.eval()
+                held_out[rows] = head(x[rows], lens[rows], table)
+                head.train()
+        return held_out
 
-    def _to_embeddings(self, log_probs: Tensor, frame_lens: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    def _posteriors(self, log_probs: Tensor, frame_lens: Tensor) -> tuple[Tensor, Tensor]:
+        """Posteriors of units, given that a frame is no blank, `[B, T', V]` of the frames that stay, and lengths."""
         if self.detach_posteriors:
             log_probs = log_probs.detach()
         segments = find_segments(log_probs, frame_lens, self.blank_threshold, self.merge_repeats)
+        places = (segments.rows, segments.places)
         kept = log_probs[segments.rows, segments.frames]  # [N, V + 1]
-        units = F.softmax(kept[:, 1:] / self.temperature, dim=-1)  # given that it is no blank
-        frames = units @ table.to(units.dtype)  # [N, H]
+        units = F.softmax(kept[:, 1:] / self.temperature, dim=-1)
         if self.merge_repeats:
             weight = 1.0 - kept[:, BLANK].exp() + 1e-6
-            shape = (*segments.shape, 1)
-            total = weight.new_zeros(shape).index_put((segments.rows, segments.places), weight[:, None], True)
-            frames = frames * weight[:, None] / total[segments.rows, segments.places]
-        embeddings = frames.new_zeros(*segments.shape, table.shape[-1])
-        return embeddings.index_put((segments.rows, segments.places), frames, accumulate=True), segments.lens
+            total = weight.new_zeros(segments.shape).index_put(places, weight, accumulate=True)
+            units = units * (weight / total[places])[:, None]
+        posteriors = units.new_zeros(*segments.shape, units.shape[-1])
+        return posteriors.index_put(places, units, accumulate=True), segments.lens
+
+    def _mix_simulated(self, posteriors: Tensor, lens: Tensor, targets: 'CTCTargets') -> tuple[Tensor, Tensor]:
+        """Put what held-out clips got into the bank, and in place of some of it what the bank makes up for them."""
+        assert self.bank is not None
+        rows = [row for row, text in enumerate(targets.spoken) if text is not None]
+        heard = [posteriors[row, :num_frames] for row, num_frames in enumerate(lens.tolist())]
+        if len(self.fold_heads):
+            for row in rows:
+                self.bank.add(targets.classes[row], heard[row].detach())
+        replaced = [row for row in rows if float(torch.rand(())) < self.simulated_share]
+        for row in replaced:
+            heard[row] = self.bank.simulate(targets.classes[row]).to(posteriors.dtype)
+        mixed = nn.utils.rnn.pad_sequence(heard, batch_first=True)
+        return mixed, torch.tensor([len(row) for row in heard], device=lens.device)
 
 
 @dataclass
@@ -355,6 +421,11 @@ class CTCTargets:
             [self.dropped_chars[row] for row in rows],
             self.device,
         )
+
+    def folds(self, num_folds: int) -> Tensor:
+        """`[B]` int64: fold of each transcript, -1 where there is none."""
+        folds = [-1 if text is None else text_fold(text, num_folds) for text in self.spoken]
+        return torch.tensor(folds, device=self.device)
 
     def frames_needed(self) -> Tensor:
         """Fewest frames that spell each: one a unit, and a blank between equal neighbours."""
@@ -451,7 +522,7 @@ class CTCHead(nn.Module):
         self.norm_in = nn.LayerNorm(stack * input_dim)
         self.proj_in = nn.Linear(stack * input_dim, hidden_dim)
         self.convs = nn.ModuleList(ResidualConv(hidden_dim, conv_kernel, dropout) for _ in range(num_conv_layers))
-        self.lstm = None
+        self.lstm: nn.LSTM | None = None
         if num_lstm_layers:
             self.lstm = nn.LSTM(
                 hidden_dim,
@@ -486,7 +557,7 @@ class CTCHead(nn.Module):
         for conv in self.convs:
             x = conv(x, mask)
         if self.lstm is not None:
-            x = x + F.dropout(self._recur(x, lens), self.dropout, self.training)
+            x = x + F.dropout(_run_packed(self.lstm, x, lens), self.dropout, self.training)
         x = F.dropout(self.norm_out(x), self.dropout, self.training)
         return self._score(x, table).float().log_softmax(-1)
 
@@ -496,9 +567,11 @@ class CTCHead(nn.Module):
         unit_scores = F.normalize(self.proj_out(x), dim=-1) @ F.normalize(table.detach().to(x.dtype), dim=-1).T
         return torch.cat([self.blank(x), unit_scores * self.log_scale.exp()], dim=-1)
 
-    def _recur(self, x: Tensor, lens: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(x, lens.cpu(), batch_first=True, enforce_sorted=False)
-        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=x.shape[1])[0]
+
+def _run_packed(lstm: nn.LSTM, x: Tensor, lens: Tensor) -> Tensor:
+    """Run a bidirectional LSTM so that its backward direction starts at each clip's own end."""
+    packed = nn.utils.rnn.pack_padded_sequence(x, lens.cpu(), batch_first=True, enforce_sorted=False)
+    return nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=x.shape[1])[0]
 
 
 class ResidualConv(nn.Module):

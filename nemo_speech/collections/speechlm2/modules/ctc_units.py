@@ -188,8 +188,9 @@ def choose_units(
         if unknown:
             raise ConfigError(f'CTC units {unknown[:5]} are not single tokens of the LLM: choose units again for it')
         return CTCUnits(list(kind), [vocabulary[piece] for piece in kind], language)
+    texts = list(texts)
     spoken = [spoken_form(text, language) for text in texts]
-    letters = {piece for piece in vocabulary if len(piece.strip()) == 1}
+    letters = {piece for piece in vocabulary if len(piece.strip()) <= 1}
     if kind in ('pieces', 'tokens') and not spoken:
         raise ConfigError(f'CTC units={kind!r} are chosen from training transcripts: give unit_manifest, or a list')
     if kind == 'letters' or kind == 'all':
@@ -212,7 +213,19 @@ def choose_units(
         chosen |= {' '} & vocabulary.keys()  # else words that begin with such a letter run into the one before
     pieces = sorted(chosen)
     own = tokenizer if kind in ('tokens', 'all') else None
-    return CTCUnits(pieces, [vocabulary[piece] for piece in pieces], language, own)
+    units = CTCUnits(pieces, [vocabulary[piece] for piece in pieces], language, own)
+    return _without_unused(units, letters, texts) if kind == 'pieces' else units
+
+
+def _without_unused(units: CTCUnits, letters: set[str], texts: Iterable[str]) -> CTCUnits:
+    """Frequent pieces that always lie inside longer ones never spell anything: a class less to confuse."""
+    used = {number for text in texts for number in units.encode(text)[0]}
+    kept = [
+        (piece, token)
+        for number, (piece, token) in enumerate(zip(units.pieces, units.token_ids), start=1)
+        if number in used or piece in letters
+    ]
+    return CTCUnits([piece for piece, _ in kept], [token for _, token in kept], units.language)
 
 
 def _piece_counts(texts: Iterable[str], vocabulary: dict[str, int], max_chars: int) -> Counter[str]:

@@ -64,12 +64,13 @@ class HFSpeechEncoder(nn.Module):
             )
         hf_config, self._extractor = _read_config(pretrained, config)
         self._family = _family_of(hf_config, pretrained)
-        self.model = self._family.build(hf_config, pretrained if pretrained_weights else None)
+        self.model: Any = self._family.build(hf_config, pretrained if pretrained_weights else None)
         self.sampling_rate = int(self._extractor.get('sampling_rate', 16000))
         self.frontend = self._family.frontend(self.model.config, self._extractor, tail_silence_s)
         self.keep_tail = keep_tail
         self.layers = _layer_list(layer, _num_layers(self.model.config))
-        self.d_model = self.model.config.hidden_size * (len(self.layers) if self.layers else 1)
+        hidden_size: int = self.model.config.hidden_size
+        self.d_model = hidden_size * (len(self.layers) if self.layers else 1)
 
     @property
     def hf_config_dict(self) -> dict[str, Any]:

@@ -79,11 +79,11 @@ variants = pytest.mark.parametrize(
     'kwargs',
     [
         {},
-        {'scorer': 'linear', 'stack': 4},
+        {'scorer': 'cosine', 'stack': 4},
         {'num_lstm_layers': 1, 'num_conv_layers': 1, 'merge_repeats': False},
         {'units': ['a', ' a', ' press', ' one', 'e'], 'temperature': 0.5},
     ],
-    ids=['cosine', 'linear', 'lstm_unmerged', 'own_units'],
+    ids=['linear', 'cosine', 'lstm_unmerged', 'own_units'],
 )
 
 
@@ -129,7 +129,8 @@ def test_frames_are_posterior_weighted_embeddings(merge):
     adapter = make_adapter(units=['a', 'b', ' c'], merge_repeats=merge)
     table = adapter._bound()[1]
     log_probs = log_probs_of([[1, 0, 2, 2], [0, 0, 3, 0]])
-    embeddings, lens = adapter._to_embeddings(log_probs, torch.tensor([4, 4]), table)
+    posteriors, lens = adapter._posteriors(log_probs, torch.tensor([4, 4]))
+    embeddings = posteriors @ table
     others = (1 - 0.9) / 3
     weights = torch.full((3, 3), others) + torch.eye(3) * (0.9 - others)
     expected = (weights / weights.sum(-1, keepdim=True)) @ table  # one row a unit, given that it is no blank
@@ -288,7 +289,7 @@ def test_folds_are_the_same_everywhere():
 
 def test_fold_heads_never_train_on_their_own_fold():
     """Of one clip in fold k, head k gets no gradient from any loss, and every other head does."""
-    adapter = make_adapter(cross_fit_folds=3, dropout=0.0).train()
+    adapter = make_adapter(cross_fit_folds=3, dropout=0.0, fold_share=1.0).train()
     x, lens = make_frames([40])
     own = text_fold(spoken_form(TEXTS[0]), 3)
     out = adapter.encode(x, lens, TEXTS[:1])
@@ -301,28 +302,71 @@ def test_fold_heads_never_train_on_their_own_fold():
 
 @torch.no_grad()
 def test_llm_hears_training_clips_from_the_head_that_did_not_learn_them():
-    adapter = make_adapter(cross_fit_folds=3, dropout=0.0, time_masks_per_s=0, feature_mask_dims=0)
+    adapter = make_adapter(cross_fit_folds=3, time_masks_per_s=0, feature_mask_dims=0)
+    adapter.head.dropout = 0.0  # the fold heads hear without dropout; the main head, without a transcript, does not
+    for conv in adapter.head.convs:
+        conv.dropout = 0.0
     x, lens = make_frames([40, 40, 40])
     texts = [TEXTS[0], TEXTS[1], None]
     train = adapter.train().encode(x, lens, texts)
     heads = [adapter.fold_heads[text_fold(spoken_form(text), 3)] for text in texts[:2]] + [adapter.head]
     table = adapter._bound()[1]
     for row, head in enumerate(heads):
-        log_probs = head(x[row : row + 1, :40], lens[row : row + 1], table)
-        expected, expected_lens = adapter._to_embeddings(log_probs, torch.tensor([20]), table)
+        log_probs = head.eval()(x[row : row + 1, :40], lens[row : row + 1], table)
+        posteriors, expected_lens = adapter._posteriors(log_probs, torch.tensor([20]))
         assert expected_lens == train.lens[row]
-        torch.testing.assert_close(train.embeddings[row, : expected_lens[0]], expected[0], atol=1e-5, rtol=1e-5)
+        expected = (posteriors @ table)[0]
+        torch.testing.assert_close(train.embeddings[row, : expected_lens[0]], expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(adapter.eval().encode(x, lens, texts).embeddings, adapter(x, lens)[0])
 
 
 def test_dropped_fold_heads_leave_the_output_alone():
-    adapter = make_adapter(cross_fit_folds=2).eval()
+    kwargs = dict(cross_fit_folds=2, bank_size=64, simulated_share=0.5)
+    adapter = make_adapter(**kwargs).eval()
     x, lens = make_frames([20])
     before = adapter(x, lens)[0]
     adapter.drop_fold_heads()
-    slim = make_adapter().eval()
+    assert not any(name.startswith(('fold_heads', 'bank')) for name in adapter.state_dict())
+    slim = make_adapter(**{**kwargs, **adapter.resolved_config()}).eval()
     slim.load_state_dict(adapter.state_dict())
     assert torch.equal(slim(x, lens)[0], before)
+
+
+# -- simulated speech ------------------------------------------------------------------------------------------------
+
+
+def test_bank_fills_from_held_out_clips_and_speaks_for_text():
+    adapter = make_adapter(units=[' a', 'b', 'e'], cross_fit_folds=2, bank_size=64, simulated_share=0.5).train()
+    x, lens = make_frames([40, 30])
+    adapter.encode(x, lens, ['ab', None])
+    assert adapter.bank.num_added == 2 and adapter.bank.units[:2].tolist() == [1, 2]
+    y, y_lens = adapter.simulate(['ab', 'abe', ''])
+    assert y.shape == (3, int(y_lens.max()), HIDDEN) and (y_lens >= 1).all()
+    assert not y[0, y_lens[0] :].any() and torch.isfinite(y).all()
+
+
+def test_wholly_simulated_clips_depend_on_the_text_only():
+    adapter = make_adapter(units=[' a', 'b', 'e'], cross_fit_folds=2, bank_size=64, simulated_share=1.0).train()
+    first, first_lens = make_frames([40, 30])
+    outs = []
+    for x in (first, first.flip(-1)):
+        adapter.bank.set_num_units(3)  # empty: units are drawn as certain
+        adapter.fold_heads, heads = torch.nn.ModuleList(), adapter.fold_heads
+        outs.append(adapter.encode(x, first_lens, ['ab', 'e']))
+        adapter.fold_heads = heads
+    assert torch.equal(outs[0].embeddings, outs[1].embeddings) and outs[0].lens.tolist() == [2, 1]
+    torch.testing.assert_close(outs[0].embeddings[0], adapter._bound()[1][:2])
+
+
+@pytest.mark.parametrize('kwargs', [{'bank_size': 8}, {'simulated_share': 0.5, 'cross_fit_folds': 2}])
+def test_bank_needs_what_fills_it(kwargs):
+    with pytest.raises(ConfigError, match='set '):
+        make_adapter(**kwargs)
+
+
+def test_simulate_without_bank_says_what_to_set():
+    with pytest.raises(ConfigError, match='bank_size'):
+        make_adapter().simulate(['ab'])
 
 
 # -- masking ---------------------------------------------------------------------------------------------------------
