@@ -57,6 +57,8 @@ def num_cut_tokens(cut: Cut) -> int:
 class DurationConstraint(TimeConstraint):
     """lhotse's limit on padded seconds and on examples, which here may also be conversations."""
 
+    longest_seen: float = 0
+
     def add(self, example: Any) -> None:
         if self.max_duration is not None:
             duration = self._maybe_apply_quadratic_correction(audio_duration_s(example))

@@ -288,7 +288,7 @@ def _with_item_options(context: SourceContext, item: SourceItem) -> SourceContex
         'require_text': item.require_text,
         'skip_missing_manifest_entries': getattr(item, 'skip_missing_manifest_entries', None),
     }
-    changes = {key: value for key, value in own.items() if value is not None}
+    changes: dict[str, Any] = {key: value for key, value in own.items() if value is not None}
     tags = {**context.options.tags, **(item.tags or {})}
     return replace(context, options=replace(context.options, where=context.where, tags=tags, **changes))
 

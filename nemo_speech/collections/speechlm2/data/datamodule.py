@@ -155,7 +155,7 @@ class DataModule(pl.LightningDataModule):
         return 0, 1
 
     def _check_that_it_ends(self, loader: BatchLoader) -> None:
-        trainer = self.trainer
+        trainer: Any = self.trainer
         if trainer is None or not loader.stream.source.is_endless:
             return
         has_timer = any(isinstance(callback, pl.callbacks.Timer) for callback in trainer.callbacks)
@@ -190,7 +190,7 @@ class DataModule(pl.LightningDataModule):
             self._train.load_state_dict(self._train_state)
 
 
-def _plain(cfg: Any) -> Mapping[str, Any]:
+def _plain(cfg: Any) -> Any:
     from omegaconf import DictConfig, OmegaConf
 
     return OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
