@@ -69,8 +69,8 @@ class HFSpeechEncoder(nn.Module):
         self.frontend = self._family.frontend(self.model.config, self._extractor, tail_silence_s)
         self.keep_tail = keep_tail
         self.layers = _layer_list(layer, _num_layers(self.model.config))
-        hidden_size: int = self.model.config.hidden_size
-        self.d_model = hidden_size * (len(self.layers) if self.layers else 1)
+        built_config: Any = self.model.config
+        self.d_model = built_config.hidden_size * (len(self.layers) if self.layers else 1)
 
     @property
     def hf_config_dict(self) -> dict[str, Any]:
