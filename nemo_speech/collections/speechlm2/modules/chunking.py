@@ -72,8 +72,8 @@ def encode_in_chunks(
         ConfigError: A chunk is shorter than four encoder frames.
     """
     lens = input_signal_length.to(input_signal.device, torch.int64)
-    longest_s = float(lens.max()) / perception.sampling_rate
-    if chunk_size_seconds is None or longest_s <= chunk_size_seconds:
+    # Without a limit nothing is read back from the device.
+    if chunk_size_seconds is None or float(lens.max()) / perception.sampling_rate <= chunk_size_seconds:
         return perception.encode(input_signal, lens, transcripts)
     chunk_frames = int(chunk_size_seconds / perception.frame_duration + 1e-6)
     if chunk_frames < 4:
