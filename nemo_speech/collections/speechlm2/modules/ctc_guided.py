@@ -40,7 +40,7 @@ class CTCGuidedOutput:
 
     embeddings: Tensor  # [B, T', H], zero beyond a clip's length
     lens: Tensor  # [B] int64, at least 1
-    aux_loss: Tensor | None = None  # CTC loss a unit, that of fold heads added
+    aux_loss: Tensor | None = None  # CTC loss a unit; mean over the heads in training
     aux_metrics: dict[str, Tensor] = field(default_factory=dict)
     text: list[str] | None = None  # greedy CTC transcripts
 
@@ -255,7 +255,8 @@ class CTCGuidedAdapter(nn.Module):
             loss, metrics = ctc_loss(log_probs, frame_lens, targets)
             if self.training and len(self.fold_heads) and loss is not None:
                 folds = targets.folds(len(self.fold_heads))
-                loss = loss + self._fold_loss(seen, lens, table, targets, folds)
+                fold_loss = self._fold_loss(seen, lens, table, targets, folds)
+                loss = (loss + fold_loss) / (1 + len(self.fold_heads))  # no head has a weight of another's
                 for_llm = self._hear_held_out(x, lens, table, folds, log_probs)
         posteriors, out_lens = self._posteriors(for_llm, frame_lens)
         metrics['ctc_kept_frames'] = out_lens.sum() / frame_lens.sum()
