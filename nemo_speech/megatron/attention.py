@@ -1,7 +1,7 @@
 """Core attention for Megatron-Core's layer spec, on torch's scaled_dot_product_attention.
 
-Megatron-Core's own core attention materialises scores and repeats keys; this one does neither. RoPE is applied here rather
-than by the layer, because the heads are moved to SDPA's layout anyway and the rotation writes straight into it.
+Megatron-Core's own core attention materialises scores and repeats keys; this one does neither. RoPE is applied here
+rather than by the layer, because the heads move to SDPA's layout anyway and the rotation writes straight into it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From a Hugging Face config to Megatron-Core's `TransformerConfig`.
 
-Architectures with a weight map here: Llama (SmolLM2, TinyLlama), Mistral without a sliding window, Qwen2 (biases on q, k,
-v), Qwen3 (norms on q and k). Everything else runs with `backend="hf"`.
+Architectures with a weight map here: Llama (SmolLM2, TinyLlama), Mistral without a sliding window, Qwen2 (biases on
+q, k, v), Qwen3 (norms on q and k). Everything else runs with `backend="hf"`.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def check_supported(hf_config: PretrainedConfig) -> None:
     if model_type not in SUPPORTED_MODEL_TYPES:
         raise ConfigError(
             f'backend="megatron" has no weight map for model_type {model_type!r} '
-            f'(architectures {getattr(hf_config, "architectures", None)}); supported: {", ".join(SUPPORTED_MODEL_TYPES)}. '
-            f'{_USE_HF}'
+            f'(architectures {getattr(hf_config, "architectures", None)}); '
+            f'supported: {", ".join(SUPPORTED_MODEL_TYPES)}. {_USE_HF}'
         )
     unsupported = {
         'hidden_act': getattr(hf_config, 'hidden_act', 'silu') not in ('silu', 'swish'),

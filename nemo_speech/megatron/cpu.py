@@ -13,6 +13,7 @@ nothing where CUDA is present, and touches nothing when a backbone runs in one p
 from __future__ import annotations
 
 import contextlib
+import logging
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -36,7 +37,7 @@ def cuda_means_cpu() -> contextlib.AbstractContextManager:
 
 
 def enable_cpu_support() -> None:
-    """Let Megatron-Core's parallel layers and schedules run on the CPU. Idempotent; no effect where CUDA is present."""
+    """Let Megatron-Core's parallel layers and schedules run on the CPU. Idempotent; nothing where CUDA is present."""
     if torch.cuda.is_available():
         return
     from megatron.core.tensor_parallel import random as tp_random
@@ -45,7 +46,14 @@ def enable_cpu_support() -> None:
     torch.cuda.synchronize = _nothing_to_wait_for
     tp_random._get_cuda_rng_state = _get_cpu_rng_state
     tp_random._set_cuda_rng_state = _set_cpu_rng_state
+    torch.cuda.get_rng_state = _get_cpu_rng_state
     torch.cuda.manual_seed = torch.default_generator.manual_seed
+    # The tracker warns when the CPU's state changes in its context: on a GPU a mistake, here the very purpose.
+    logging.getLogger(tp_random.__name__).addFilter(_is_not_about_cpu_state)
+
+
+def _is_not_about_cpu_state(record: logging.LogRecord) -> bool:
+    return 'CPU RNG state changed' not in record.getMessage()
 
 
 def _cpu_device() -> torch.device:

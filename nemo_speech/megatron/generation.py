@@ -1,11 +1,11 @@
 """Decoding with a KV cache on a Megatron-Core model's weights.
 
-`CachedDecoder` runs the decoder layers on new tokens against a cache. It reads the layers' weights directly: for one token per
-row, module calls and layout changes cost as much as the arithmetic. Grouped queries are never repeated: for a single new
-token, the query heads of a group are the query positions of one attention.
+`CachedDecoder` runs the decoder layers on new tokens against a cache. It reads the layers' weights directly: for one
+token per row, module calls and layout changes cost as much as the arithmetic. Grouped queries are never repeated: with
+one new token, the query heads of a group are the query positions of one attention.
 
-`greedy` is the plain loop on a cache allocated once. Everything else (beams, sampling, penalties) runs through transformers'
-`generate` on the same decoder.
+`greedy` is the plain loop on a cache allocated once. Everything else (beams, sampling, penalties) runs through
+transformers' `generate` on the same decoder.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _read_layer(layer: nn.Module, has_qk_norm: bool) -> _Layer:
 
 
 class CachedDecoder:
-    """The decoder of a `GPTModel` as it is now, for inference; build one per call to generate (it holds references only).
+    """The decoder of a `GPTModel` as it is now, for inference. It holds references only: build one per generation.
 
     Args:
         model: Its weights, and its LoRA pairs where they apply, are read and not copied.

@@ -1,7 +1,8 @@
 """Megatron-Core's parallel linear layers, taking the short way where nothing is parallel.
 
-With one tensor-parallel rank their forward is a plain linear layer, but it goes through several autograd functions: these ask for
-process groups even then, and compute wrongly typed gradients under CPU autocast. With more ranks these are Megatron-Core's.
+With one tensor-parallel rank their forward is a plain linear layer, yet it goes through several autograd functions
+that ask for process groups even then, and whose gradients have the wrong type under CPU autocast. With more ranks the
+layers are Megatron-Core's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """LoRA on Megatron-Core's parallel linear layers, named and shaped as peft's on Hugging Face's.
 
 Megatron-Core fuses q, k, v and gate, up. A LoRA layer here holds one pair A `[r, in]`, B `[out, r]` per Hugging Face
-projection (`lora_A.q_proj`, `lora_B.q_proj`), and computes all pairs of a fused layer with two matrix products: the A's
-stacked, and the B's scattered into the fused rows. Adapters thus read and write in peft's plain layout.
+projection (`lora_A.q_proj`, `lora_B.q_proj`), and computes all pairs of a fused layer with two matrix products: A's
+stacked, and B's in their rows of the fused output. So adapters read and write in peft's plain layout.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ def load_lora_state_dict(model: GPTModel, state: Mapping[str, Tensor], strict: b
     for name in parameters.keys() & state.keys():
         if parameters[name].shape != state[name].shape:
             raise CheckpointError(
-                f'{name}: the adapter has shape {tuple(state[name].shape)}, the model {tuple(parameters[name].shape)}; '
-                'the ranks differ (r, rank_pattern)'
+                f'{name}: the adapter has shape {tuple(state[name].shape)}, '
+                f'the model {tuple(parameters[name].shape)}; the ranks differ (r, rank_pattern)'
             )
         parameters[name].copy_(state[name])
 

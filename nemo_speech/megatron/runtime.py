@@ -1,7 +1,7 @@
 """Process groups for Megatron-Core models.
 
-In one process no `torch.distributed` is started at all: parallel layers get groups of one, so a backbone needs no port,
-no environment, and does not get in the way of a Trainer that starts its own process group later (data parallelism).
+In one process no `torch.distributed` is started at all: parallel layers get groups of one, so a backbone needs no port
+and no environment, and is not in the way of a Trainer that starts its own process group later (data parallelism).
 Tensor and pipeline parallelism call `init_model_parallel` first, under torchrun.
 """
 

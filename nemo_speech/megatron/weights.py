@@ -1,7 +1,7 @@
 """Where each Hugging Face tensor lives in a Megatron-Core model.
 
-Megatron-Core fuses q, k, v (interleaved by query group) and gate, up. Every Hugging Face tensor is a view of one parameter,
-so loading is a copy into the view and exporting a copy out of it: bit-exact, one tensor at a time.
+Megatron-Core fuses q, k, v (interleaved by query group) and gate, up. Every Hugging Face tensor is a view of one
+parameter, so loading is a copy into the view and exporting a copy out of it: bit-exact, one tensor at a time.
 """
 
 from __future__ import annotations

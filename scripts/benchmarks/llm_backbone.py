@@ -2,9 +2,9 @@
 
     python scripts/benchmarks/llm_backbone.py --model HuggingFaceTB/SmolLM2-135M-Instruct
 
-Both run in one process, in alternating rounds, and medians of the rounds and of their ratios are printed as JSON: on a shared
-machine single times mean little. The training step is forward and backward of frozen weights with LoRA on q_proj and v_proj;
-transformers' is peft on its own model with its own loss.
+Both run in one process, in alternating rounds, and medians of the rounds and of their ratios are printed as JSON: on a
+shared machine single times mean little. The training step is forward and backward of frozen weights with LoRA on
+q_proj and v_proj; transformers' is peft on its own model with its own loss.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--generate-batch', type=int, default=1)
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--threads', type=int, default=2)
-    parser.add_argument('--clock', choices=['wall', 'cpu'], default='wall', help='cpu: with --threads 1, on a busy machine')
+    parser.add_argument(
+        '--clock', choices=['wall', 'cpu'], default='wall', help='cpu: with --threads 1, on a busy machine'
+    )
     parser.add_argument('--device', default='cpu')
     parser.add_argument('--dtype', default='float32')
     parser.add_argument('--only', choices=['train', 'generate'])
@@ -67,7 +69,9 @@ def compare(runs: dict[str, Callable[[], object]], args: argparse.Namespace) -> 
 def train_runs(args: argparse.Namespace) -> dict[str, Callable[[], object]]:
     from nemo_speech.collections.speechlm2 import load_backbone
 
-    backbones = {b: load_backbone(args.model, b, dtype=args.dtype, lora=LORA).to(args.device) for b in ('hf', 'megatron')}
+    backbones = {
+        b: load_backbone(args.model, b, dtype=args.dtype, lora=LORA).to(args.device) for b in ('hf', 'megatron')
+    }
     for backbone in backbones.values():
         backbone.train()
     generator = torch.Generator().manual_seed(0)

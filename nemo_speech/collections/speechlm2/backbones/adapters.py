@@ -94,8 +94,8 @@ def check_supported(lora: LoraConfig) -> None:
     if unsupported:
         shown = ', '.join(f'{name}={getattr(lora, name)!r}' for name in unsupported)
         raise ConfigError(
-            f'lora: backend="megatron" does not support {shown}. Leave {"it" if len(unsupported) == 1 else "them"} out, '
-            'or use backend="hf", where peft itself runs.'
+            f'lora: backend="megatron" does not support {shown}. Leave it out, or use backend="hf", '
+            'where peft itself runs.'
         )
 
 
@@ -175,9 +175,7 @@ def read_adapter(directory: str | Path) -> tuple[LoraConfig, dict[str, Tensor]]:
     directory = Path(directory)
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if not (directory / name).is_file():
-            raise ModelNotFoundError(
-                f'{directory} holds no {name}; an adapter is a directory with it, as peft saves it'
-            )
+            raise ModelNotFoundError(f'{directory} holds no {name}; an adapter is a directory as peft saves it')
     try:
         values = json.loads((directory / ADAPTER_CONFIG).read_text())
         state = load_file(directory / ADAPTER_WEIGHTS)
@@ -211,7 +209,7 @@ def load_adapter_into(backbone: LLMBackbone, directory: str | Path) -> None:
         backbone.apply_lora(lora)
     elif not same_adapter(backbone.lora_config, lora):
         raise CheckpointError(
-            f'the adapter in {directory} was made with other LoRA settings (r, lora_alpha, target_modules...) than this '
-            'backbone has; load it into a backbone without LoRA'
+            f'the adapter in {directory} was made with other LoRA settings (r, lora_alpha, target_modules...) '
+            'than this backbone has; load it into a backbone without LoRA'
         )
     backbone.load_adapter_state_dict(state)

@@ -13,7 +13,7 @@ CHUNK_TOKENS = 256
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Computes gradients chunk by chunk in the forward pass, where the logits are at hand, and scales them in the backward."""
+    """Computes gradients in the forward pass, while a chunk's logits are at hand; the backward scales them."""
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, labels: Tensor, needs_grad: bool):
@@ -33,7 +33,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             loss_sum += (total.log() + highest - at_target).sum()
             if grad_hidden is None and grad_weight is None:
                 continue
-            # d loss / d logits = softmax - one_hot; the softmax's denominator is left to the smaller side of the product.
+            # d loss / d logits = softmax - one_hot, times the softmax's denominator: dividing the product is cheaper.
             probs.scatter_add_(1, target, -total)
             scaled = probs.to(weight.dtype)
             if grad_hidden is not None:

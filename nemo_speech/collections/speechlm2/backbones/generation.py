@@ -1,4 +1,4 @@
-"""Generation, the same for every backbone: requests are normalised here, transformers' `generate` decides what to decode."""
+"""Generation, the same for every backbone: requests are normalised here, transformers' `generate` decodes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GenerationRequest:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Whether the most likely token is taken at every step, up to `max_new_tokens` or an end token, and no more."""
+        """Whether every step takes the most likely token, up to `max_new_tokens` or an end token, and no more."""
         if self.extra or self.config.max_new_tokens is None:
             return False
         for key, value in self.config.to_dict().items():

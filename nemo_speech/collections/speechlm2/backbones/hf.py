@@ -219,9 +219,8 @@ class HFBackbone(nn.Module):
         peft.set_peft_model_state_dict(self.model, dict(state_dict))
 
     def save_adapter(self, directory: str | Path) -> None:
-        adapters.write_adapter(
-            directory, adapters.require_lora(self.lora_config), self.adapter_state_dict(), self.name
-        )
+        lora = adapters.require_lora(self.lora_config)
+        adapters.write_adapter(directory, lora, self.adapter_state_dict(), self.name)
 
     def load_adapter(self, directory: str | Path) -> None:
         adapters.load_adapter_into(self, directory)

@@ -91,9 +91,9 @@ def _from_hub(name: str, pretrained_weights: bool) -> Path:
     except unreachable as err:
         reason = (str(err).splitlines() or [''])[0]
         raise ModelNotFoundError(
-            f'no model {name!r}: it is not a directory here, not in the Hugging Face cache, and the hub did not give it '
-            f'({type(err).__name__}: {reason}). Check the spelling, give the path of a directory with config.json and '
-            'model.safetensors, or run once with a network (private models: `hf auth login`).'
+            f'no model {name!r}: it is not a directory here, not in the Hugging Face cache, and the hub did '
+            f'not give it ({type(err).__name__}: {reason}). Check the spelling, give a directory with config.json '
+            'and model.safetensors, or run once with a network (private models: `hf auth login`).'
         ) from err
 
 
@@ -150,7 +150,7 @@ def iter_weights(source: ModelSource) -> Iterator[tuple[str, Tensor]]:
     files = _weight_files(source.directory)
     if not files:
         raise ModelNotFoundError(
-            f'{source.directory} holds config.json but no weights ({", ".join(_WEIGHT_FILES)}, or an index of shards); '
+            f'{source.directory} holds config.json but no weights ({", ".join(_WEIGHT_FILES)} or an index of shards); '
             'pretrained_weights=False starts from random ones'
         )
     for file in files:

@@ -1,4 +1,4 @@
-"""Lets transformers' `generate` drive a Megatron-Core model: beams, sampling, penalties and stopping are the library's."""
+"""Lets transformers' `generate` drive a Megatron-Core model: beams, sampling and penalties are the library's."""
 
 from __future__ import annotations
 
@@ -63,7 +63,13 @@ def _positions(attention_mask: Tensor | None, num_past: int, x: Tensor) -> Tenso
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -x.shape[1] :]
 
 
-def _attend(attention_mask: Tensor | None, num_past: int, num_new: int) -> Tensor | str | None:
+def _attend(attention_mask: Tensor | dict | None, num_past: int, num_new: int) -> Tensor | str | None:
+    """What new tokens may see, from the mask transformers gives: `[B, past + T]`; or `[B, 1, T, all]`, by layer type or
+    not, for caches of a fixed size."""
+    if isinstance(attention_mask, dict):
+        attention_mask = attention_mask['full_attention']
+    if attention_mask is not None and attention_mask.dim() == 4:
+        return attention_mask
     if attention_mask is None or bool(attention_mask.all()):
         if num_past == 0:
             return 'causal'

@@ -31,8 +31,8 @@ class LossOutput(NamedTuple):
 class LLMBackbone(Protocol):
     """A causal language model with embeddings in and logits, loss or new tokens out; an `nn.Module`.
 
-    Masks are `[B, T]` bool, True = valid, padded on the left or the right. The valid positions of a row count as contiguous:
-    padding never changes what is computed for them, and what comes out at padding means nothing.
+    Masks are `[B, T]` bool, True = valid, padded on the left or the right. The valid positions of a row count as
+    contiguous: padding never changes what is computed for them, and what comes out at padding means nothing.
     """
 
     hidden_size: int

@@ -1,4 +1,4 @@
-"""Every way of decoding gives the same tokens on both backbones, since transformers decides and only the logits are ours."""
+"""Every way of decoding gives the same tokens on both backbones: transformers decides, the logits are ours."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from nemo_speech.collections.speechlm2.backbones.generation import make_request
 
 WAYS = {
     'greedy': {'do_sample': False},
-    'greedy-with-prompt-cache-off': {'do_sample': False, 'use_cache': False},
+    'greedy-without-cache': {'do_sample': False, 'use_cache': False},
     'beam': {'num_beams': 3, 'do_sample': False},
     'beam-length-penalty': {'num_beams': 2, 'length_penalty': 2.0, 'early_stopping': True},
     'temperature': {'do_sample': True, 'temperature': 0.7},
@@ -19,7 +19,9 @@ WAYS = {
     'no-repeat-ngram': {'no_repeat_ngram_size': 2},
     'min-new-tokens': {'min_new_tokens': 6, 'eos_token_id': [2, 40, 41, 42, 43, 44]},
     'several-stop-tokens': {'eos_token_id': list(range(30, 60))},
-    'prompt-lookup-free-sampling-beam': {'do_sample': True, 'num_beams': 2},
+    'sampling-beam': {'do_sample': True, 'num_beams': 2},
+    'static-cache': {'cache_implementation': 'static'},
+    'several-per-prompt': {'do_sample': True, 'num_return_sequences': 2},
 }
 
 

@@ -25,7 +25,11 @@ CONFIGS = {
         'alpha_pattern': {r'layers\.1\.self_attn\.q_proj': 32},
     },
     'some-layers': {'r': 2, 'target_modules': ['q_proj', 'up_proj'], 'layers_to_transform': [1]},
-    'excluded': {'r': 2, 'target_modules': ['q_proj', 'v_proj'], 'exclude_modules': ['model.layers.0.self_attn.q_proj']},
+    'excluded': {
+        'r': 2,
+        'target_modules': ['q_proj', 'v_proj'],
+        'exclude_modules': ['model.layers.0.self_attn.q_proj'],
+    },
 }
 
 

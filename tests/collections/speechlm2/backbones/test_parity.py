@@ -19,9 +19,7 @@ def test_logits_equal_transformers(name, backend, model_dir):
     backbone = load_backbone(model_dir(name), backend).eval()
     ids = torch.randint(96, (2, 100), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        torch.testing.assert_close(
-            backbone.logits(backbone.embed(ids)), reference(ids).logits, atol=TOLERANCE, rtol=0
-        )
+        torch.testing.assert_close(backbone.logits(backbone.embed(ids)), reference(ids).logits, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize('backend', ['megatron', 'hf'])
@@ -79,7 +77,7 @@ def _assert_gradient(model, view, expected):
 
     parameters = dict(model.named_parameters())
     holder = {name: parameter.data for name, parameter in parameters.items()}
-    for name, parameter in parameters.items():
+    for parameter in parameters.values():
         if parameter.grad is not None:
             parameter.data = parameter.grad.clone()
     got = weights.weight_views(model)[view.hf_name].export()

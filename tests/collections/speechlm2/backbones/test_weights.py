@@ -130,7 +130,9 @@ def test_unsupported_architectures_point_to_the_other_backend(tmp_path):
     with pytest.raises(ConfigError, match='mlp_bias'):
         MegatronBackbone(LlamaConfig(**SHAPE, mlp_bias=True))
     with pytest.raises(ConfigError, match='RoPE'):
-        MegatronBackbone(LlamaConfig(**SHAPE, rope_parameters={'rope_type': 'dynamic', 'factor': 2.0, 'rope_theta': 1e4}))
+        MegatronBackbone(
+            LlamaConfig(**SHAPE, rope_parameters={'rope_type': 'dynamic', 'factor': 2.0, 'rope_theta': 1e4})
+        )
 
 
 def test_backend_and_dtype_are_checked(model_dir):
