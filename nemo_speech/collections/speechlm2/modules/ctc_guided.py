@@ -166,6 +166,11 @@ class CTCGuidedAdapter(nn.Module):
         units = choose_units(self.unit_choice, tokenizer, texts, language=self.language, min_count=self.unit_min_count)
         self._set_units(units)
 
+    def spell(self, text: str) -> list[int]:
+        """LLM tokens that spell `text` in this adapter's units: a target that copies unit for unit what was heard."""
+        units, _ = self._bound()
+        return [units.token_ids[number - 1] for number in units.encode(text)[0]]
+
     def resolved_config(self) -> dict[str, Any]:
         """Config keys that make a rebuilt adapter choose the very same units without training texts."""
         units = self.unit_choice if self.units is None or self.unit_choice == 'all' else self.units.pieces

@@ -279,6 +279,12 @@ def test_greedy_text_joins_repeats_and_leaves_blanks():
     assert adapter._greedy(log_probs, torch.tensor([8, 3]), adapter.units) == ['abb', 'e']
 
 
+def test_spell_gives_llm_tokens_that_read_as_the_text():
+    adapter = make_adapter()
+    tokens = LetterTokenizer().ids_to_tokens(adapter.spell('Press 2!'))
+    assert ''.join(tokens).replace('Ġ', ' ') == ' press two'
+
+
 # -- cross-fitting ---------------------------------------------------------------------------------------------------
 
 
