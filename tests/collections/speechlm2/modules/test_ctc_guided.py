@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from nemo_speech.collections.speechlm2.modules.ctc_guided import (
     CTCGuidedAdapter,
     CTCTargets,
-    FrameMasking,
     ctc_loss,
     find_segments,
 )
+from nemo_speech.collections.speechlm2.modules.ctc_head import FrameMasking
 from nemo_speech.collections.speechlm2.modules.ctc_units import spoken_form, text_fold
 from nemo_speech.core.errors import ConfigError
 
