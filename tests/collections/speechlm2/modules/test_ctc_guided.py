@@ -421,3 +421,34 @@ def test_head_learns_a_toy_language():
         loss.backward()
         optimizer.step()
     assert adapter.eval().ctc_greedy_text(*speak(['eba', 'bae'])) == ['eba', 'bae']
+
+
+# -- in perception ---------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_perception_with_hf_encoder_rebuilds_from_its_resolved_config(tmp_path):
+    """As SALM saves it: the config alone, and the weights, with neither manifest nor pretrained model."""
+    from nemo_speech.collections.speechlm2.modules import AudioPerceptionModule
+    from nemo_speech.core.config import config_to_dict
+
+    (tmp_path / 'train.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
+    home = 'nemo_speech.collections.speechlm2.modules.'
+    whisper = dict(model_type='whisper', d_model=DIM, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=16)
+    encoder = {'_target_': home + 'HFSpeechEncoder', 'pretrained_weights': False, 'config': whisper}
+    adapter = {'_target_': home + 'CTCGuidedAdapter', 'input_dim': DIM, 'output_dim': HIDDEN, 'units': 'pieces'}
+    adapter |= {'unit_manifest': str(tmp_path / 'train.txt'), 'unit_min_count': 2, 'cross_fit_folds': 2}
+    perception = AudioPerceptionModule({'encoder': encoder, 'modality_adapter': adapter, 'output_dim': HIDDEN}).eval()
+    bind_llm(perception.modality_adapter)
+    perception.modality_adapter.drop_fold_heads()
+    config = config_to_dict(perception.resolved_config())
+    (tmp_path / 'train.txt').unlink()
+
+    again = AudioPerceptionModule(config).eval()
+    bind_llm(again.modality_adapter)
+    again.load_state_dict(perception.state_dict())
+    wave, lens = torch.randn(2, 9000) * 0.1, torch.tensor([9000, 5000])
+    for ours, theirs in zip(perception(wave, lens), again(wave, lens)):
+        assert torch.equal(ours, theirs)
+    assert (perception(wave, lens)[1] <= perception.num_output_frames(lens)).all()
+    assert len(again.ctc_greedy_text(wave, lens)) == 2
