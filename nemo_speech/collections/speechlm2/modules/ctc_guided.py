@@ -72,6 +72,9 @@ class CTCGuidedAdapter(nn.Module):
             many encoder frames, and one band of up to so many features, are set to zero. Needs `frames_per_s`.
         frames_per_s: Encoder frames a second.
         cross_fit_folds: 0, or at least 2.
+        cross_fit_heads: Only the first so many folds get a head, for less work: one head with 7 folds fills the bank
+            from a seventh of the transcripts. The main head, which knows them, hears clips of the other folds, so
+            `simulated_share` is best 1 then. `None`: every fold.
         fold_share: Share of the clips outside its fold that a fold head is trained on in one step.
         bank_size: Outcomes kept in a `PosteriorBank`, filled from held-out clips in training with `cross_fit_folds`; 0
             for none.
@@ -103,11 +106,17 @@ class CTCGuidedAdapter(nn.Module):
         feature_mask_dims: int = 60,
         frames_per_s: float = 50.0,
         cross_fit_folds: int = 0,
+        cross_fit_heads: int | None = None,
         fold_share: float = 0.5,
         bank_size: int = 0,
         simulated_share: float = 0.0,
     ) -> None:
         super().__init__()
+        num_fold_heads = cross_fit_folds if cross_fit_heads is None else cross_fit_heads
+        if not min(1, cross_fit_folds) <= num_fold_heads <= cross_fit_folds:
+            raise ConfigError(
+                f'CTCGuidedAdapter cross_fit_heads={cross_fit_heads}: choose 1 to {cross_fit_folds} (folds)'
+            )
         if bank_size and not cross_fit_folds:
             raise ConfigError(
                 f'CTCGuidedAdapter bank_size={bank_size} is filled from held-out clips: set cross_fit_folds'
@@ -138,7 +147,8 @@ class CTCGuidedAdapter(nn.Module):
             embedding_dim=output_dim if scorer == 'cosine' else None,
         )
         self.head = CTCHead(**head)
-        self.fold_heads = nn.ModuleList(CTCHead(**head) for _ in range(cross_fit_folds))
+        self.fold_heads = nn.ModuleList(CTCHead(**head) for _ in range(num_fold_heads))
+        self.num_folds = cross_fit_folds
         self.fold_share, self.simulated_share = fold_share, simulated_share
         self.bank = PosteriorBank(bank_size) if bank_size else None
         # LLM token of each unit; saved, so that a reloaded model needs no training texts.
@@ -177,7 +187,7 @@ class CTCGuidedAdapter(nn.Module):
         units = self.unit_choice if self.units is None or self.unit_choice == 'all' else self.units.pieces
         resolved: dict[str, Any] = {'units': units, 'unit_manifest': None}
         if self._training_parts_dropped:
-            resolved |= {'cross_fit_folds': 0, 'bank_size': 0, 'simulated_share': 0.0}
+            resolved |= {'cross_fit_folds': 0, 'cross_fit_heads': None, 'bank_size': 0, 'simulated_share': 0.0}
         return resolved
 
     def drop_fold_heads(self) -> None:
@@ -260,7 +270,7 @@ class CTCGuidedAdapter(nn.Module):
             targets = CTCTargets.of(transcripts, units, x.device)
             loss, metrics = ctc_loss(log_probs, frame_lens, targets)
             if self.training and len(self.fold_heads) and loss is not None:
-                folds = targets.folds(len(self.fold_heads))
+                folds = targets.folds(self.num_folds)
                 fold_loss = self._fold_loss(seen, lens, table, targets, folds)
                 loss = (loss + fold_loss) / (1 + len(self.fold_heads))  # no head has a weight of another's
                 for_llm = self._hear_held_out(x, lens, table, folds, log_probs)
@@ -322,7 +332,7 @@ class CTCGuidedAdapter(nn.Module):
     def _hear_held_out(self, x: Tensor, lens: Tensor, table: Tensor, folds: Tensor, log_probs: Tensor) -> Tensor:
         """Each clip as the head hears it that never trained on its transcript: whole, without dropout, as a new clip.
 
-        Clips without a transcript are no one's training data; they keep `log_probs`, the main head's.
+        Clips without a transcript, and those of folds without a head, keep `log_probs`, the main head's.
         """
         held_out = log_probs.detach().clone()
         for number, head in enumerate(self.fold_heads):
@@ -354,8 +364,10 @@ class CTCGuidedAdapter(nn.Module):
         rows = [row for row, text in enumerate(targets.spoken) if text is not None]
         heard = [posteriors[row, :num_frames] for row, num_frames in enumerate(lens.tolist())]
         if len(self.fold_heads):
+            folds = targets.folds(self.num_folds).tolist()
             for row in rows:
-                self.bank.add(targets.classes[row], heard[row].detach())
+                if folds[row] < len(self.fold_heads):
+                    self.bank.add(targets.classes[row], heard[row].detach())
         replaced = [row for row in rows if float(torch.rand(())) < self.simulated_share]
         for row in replaced:
             heard[row] = self.bank.simulate(targets.classes[row]).to(posteriors.dtype)

@@ -267,7 +267,16 @@ def test_wrong_llm_width_is_named():
         adapter(*make_frames([8]))
 
 
-@pytest.mark.parametrize('kwargs', [{'scorer': 'dot'}, {'cross_fit_folds': 1}, {'units': 'words'}, {'conv_kernel': 4}])
+@pytest.mark.parametrize(
+    'kwargs',
+    [
+        {'scorer': 'dot'},
+        {'cross_fit_heads': 4, 'cross_fit_folds': 3},
+        {'cross_fit_folds': 1},
+        {'units': 'words'},
+        {'conv_kernel': 4},
+    ],
+)
 def test_bad_options_are_refused(kwargs):
     with pytest.raises(ConfigError, match=str(next(iter(kwargs.values())))):
         make_adapter(**kwargs)
@@ -327,7 +336,7 @@ def test_llm_hears_training_clips_from_the_head_that_did_not_learn_them():
 
 
 def test_dropped_fold_heads_leave_the_output_alone():
-    kwargs = dict(cross_fit_folds=2, bank_size=64, simulated_share=0.5)
+    kwargs = dict(cross_fit_folds=2, cross_fit_heads=1, bank_size=64, simulated_share=0.5)
     adapter = make_adapter(**kwargs).eval()
     x, lens = make_frames([20])
     before = adapter(x, lens)[0]
@@ -349,6 +358,17 @@ def test_bank_fills_from_held_out_clips_and_speaks_for_text():
     y, y_lens = adapter.simulate(['ab', 'abe', ''])
     assert y.shape == (3, int(y_lens.max()), HIDDEN) and (y_lens >= 1).all()
     assert not y[0, y_lens[0] :].any() and torch.isfinite(y).all()
+
+
+def test_bank_takes_only_clips_that_a_fold_head_did_not_learn():
+    """With a head for fold 0 alone, the clip of fold 1 is heard by the main head, which knows it."""
+    adapter = make_adapter(cross_fit_folds=3, cross_fit_heads=1, bank_size=64, simulated_share=1.0).train()
+    x, lens = make_frames([60, 60])
+    assert [text_fold(spoken_form(text), 3) for text in TEXTS[:2]] == [1, 0]
+    out = adapter.encode(x, lens, TEXTS[:2])
+    assert adapter.bank.num_added == len(adapter.units.encode(TEXTS[1])[0])
+    out.aux_loss.backward()
+    assert len(adapter.fold_heads) == 1 and adapter.fold_heads[0].proj_in.weight.grad.any()
 
 
 def test_wholly_simulated_clips_depend_on_the_text_only():
