@@ -6,6 +6,7 @@ Common to all: a linear warm-up `(step + 1) / (warmup + 1)` through step `warmup
 Notation in the code: `done` is the share of the annealing phase that has passed, in 0..1.
 """
 
+import copy
 import math
 
 from torch import Tensor
@@ -45,7 +46,19 @@ class WarmupPolicy(LRScheduler):
 
     def get_lr(self) -> list[float | Tensor]:
         """Rates of the groups at the current step."""
-        return [self.lr_at(self.last_epoch, float(base_lr)) for base_lr in self.base_lrs]
+        groups = self.optimizer.param_groups
+        return [self._group_lr(group, float(base_lr)) for group, base_lr in zip(groups, self.base_lrs)]
+
+    def _group_lr(self, group: dict, base_lr: float) -> float:
+        """Rate of a group, on the schedule's whole course squeezed between its `start_step` and `end_step` if any."""
+        start, end = group.get('start_step', 0), group.get('end_step', self.max_steps)
+        if self.last_epoch < start:
+            return 0.0
+        if (start, end) == (0, self.max_steps):
+            return self.lr_at(self.last_epoch, base_lr)
+        own = copy.copy(self)
+        own.max_steps = None if end is None else end - start
+        return own.lr_at(self.last_epoch - start, base_lr)
 
     def lr_at(self, step: int, base_lr: float) -> float:
         """Rate of a group with `base_lr` at optimizer step `step` (0 is the first)."""
@@ -293,7 +306,19 @@ class SquareRootConstantPolicy(LRScheduler):
 
     def get_lr(self) -> list[float | Tensor]:
         """Rates of the groups at the current step."""
-        return [self.lr_at(self.last_epoch, float(base_lr)) for base_lr in self.base_lrs]
+        groups = self.optimizer.param_groups
+        return [self._group_lr(group, float(base_lr)) for group, base_lr in zip(groups, self.base_lrs)]
+
+    def _group_lr(self, group: dict, base_lr: float) -> float:
+        """Rate of a group, on the schedule's whole course squeezed between its `start_step` and `end_step` if any."""
+        start, end = group.get('start_step', 0), group.get('end_step', self.max_steps)
+        if self.last_epoch < start:
+            return 0.0
+        if (start, end) == (0, self.max_steps):
+            return self.lr_at(self.last_epoch, base_lr)
+        own = copy.copy(self)
+        own.max_steps = None if end is None else end - start
+        return own.lr_at(self.last_epoch - start, base_lr)
 
     def lr_at(self, step: int, base_lr: float) -> float:
         """Rate of a group with `base_lr` at optimizer step `step`."""

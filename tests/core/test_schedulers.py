@@ -117,3 +117,19 @@ def test_wrong_arguments_are_named(name, kwargs, message):
 def test_noam_hold_annealing_needs_a_warmup():
     with pytest.raises(ConfigError, match='NoamHoldAnnealing: set warmup_steps'):
         curve('NoamHoldAnnealing', {'max_steps': 5}, 1e-2, steps=3)
+
+
+def test_group_with_its_own_start_and_end_runs_the_whole_course_between_them():
+    late = torch.nn.Parameter(torch.zeros(1))
+    early = torch.nn.Parameter(torch.zeros(1))
+    groups = [{'params': [early]}, {'params': [late], 'lr': 0.5, 'start_step': 5, 'end_step': 9}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    schedule = schedulers.CosineAnnealing(optimizer, warmup_steps=1, max_steps=20)
+    rates = []
+    for _ in range(12):
+        rates.append([group['lr'] for group in optimizer.param_groups])
+        optimizer.step()
+        schedule.step()
+    alone = schedulers.CosineAnnealing(torch.optim.SGD([late], lr=0.5), warmup_steps=1, max_steps=4)
+    assert [late_rate for _, late_rate in rates] == pytest.approx([0.0] * 5 + [alone.lr_at(i, 0.5) for i in range(7)])
+    assert [rate for rate, _ in rates] == pytest.approx([schedule.lr_at(i, 1.0) for i in range(12)])

@@ -183,6 +183,9 @@ class SALM(ModelPT):
         super().train(mode)
         if mode:
             eval_frozen_modules(self)
+            if self.perception.preprocessor is not None and not self.perception.encoder.training:
+                # It has no parameters to tell by; a frozen encoder gets the features that it will get later.
+                self.perception.preprocessor.eval()
         return self
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> dict[str, Tensor]:
