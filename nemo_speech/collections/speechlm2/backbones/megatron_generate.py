@@ -64,8 +64,8 @@ def _positions(attention_mask: Tensor | None, num_past: int, x: Tensor) -> Tenso
 
 
 def _attend(attention_mask: Tensor | dict | None, num_past: int, num_new: int) -> Tensor | str | None:
-    """What new tokens may see, from the mask transformers gives: `[B, past + T]`; or `[B, 1, T, all]`, by layer type or
-    not, for caches of a fixed size."""
+    """What new tokens may see, from transformers' mask `[B, past + T]`; for caches of a fixed size it is
+    `[B, 1, T, all]`, by layer type or not."""
     if isinstance(attention_mask, dict):
         attention_mask = attention_mask['full_attention']
     if attention_mask is not None and attention_mask.dim() == 4:
