@@ -13,6 +13,9 @@ class CTCTrainingConfig:
 
     weight: float = 0.3
     """Factor of the CTC loss in the total loss once the LLM is trained too."""
+    copy_rows: int = 0
+    """Rows without audio added to each batch, of shuffled words heard as the adapter's bank makes them up; needs the
+    adapter's `bank_size`."""
     warmup_steps: int = 0
     """Optimizer steps at the start in which the CTC loss is the whole loss and the LLM is not run."""
 

@@ -16,6 +16,7 @@ from nemo_speech.collections.common.tokenizers import AutoTokenizer, resolve_pad
 from nemo_speech.collections.speechlm2.backbones import load_backbone
 from nemo_speech.collections.speechlm2.config import SALMConfig
 from nemo_speech.collections.speechlm2.models import salm_checkpoint
+from nemo_speech.collections.speechlm2.models.copying import add_copying_rows
 from nemo_speech.collections.speechlm2.models.prompting import PromptBatch, collate_prompts
 from nemo_speech.collections.speechlm2.models.setup import build_perception, parameter_names
 from nemo_speech.collections.speechlm2.models.validation import ValidationSets
@@ -153,6 +154,8 @@ class SALM(ModelPT):
     def _prepare(self, batch: Mapping[str, Any], with_transcripts: bool = False) -> SALMInputs:
         transcripts = conversation_transcripts(batch['conversations']) if with_transcripts else None
         audio = self.encode_audio(batch['audios'], batch['audio_lens'], transcripts)
+        if self.training and with_transcripts and self.cfg.ctc.copy_rows:
+            batch, audio = add_copying_rows(self, batch, audio, self.cfg.ctc.copy_rows)
         input_ids, token_mask = batch['input_ids'], self._token_mask(batch)
         spliced = splice_audio(
             input_ids,

@@ -100,8 +100,8 @@ def transcribe(
     was_training = model.training
     model.eval()
     try:
-        text = prompt_with_language(prompt or model.cfg.transcribe_prompt, language)
-        dialog = [{'role': 'user', 'content': f'{text} {model.audio_locator_tag}'}]
+        text = prompt_with_language(model.cfg.transcribe_prompt if prompt is None else prompt, language)
+        dialog = [{'role': 'user', 'content': f'{text} {model.audio_locator_tag}'.strip()}]
         if system_prompt is not None:
             dialog.insert(0, {'role': 'system', 'content': system_prompt})
         generation_kwargs |= {'max_new_tokens': max_new_tokens, 'eos_token_id': model.end_ids(extra_eos_tokens)}
@@ -118,7 +118,7 @@ def prompt_with_language(prompt: str, language: str | None) -> str:
     """Name the language in the prompt."""
     if '{language}' in prompt:
         return prompt.replace('{language}', language or 'the language that is spoken')
-    return prompt if language is None else f'{prompt.rstrip()} ({language})'
+    return prompt if language is None else f'{prompt.rstrip()} ({language})'.strip()
 
 
 def _run(

@@ -79,6 +79,7 @@ class CTCGuidedAdapter(nn.Module):
         bank_size: Outcomes kept in a `PosteriorBank`, filled from held-out clips in training with `cross_fit_folds`; 0
             for none.
         simulated_share: Share of the training clips that the LLM hears as the bank makes them up from the transcript.
+        simulated_noise: Of what the bank makes up, see `PosteriorBank.simulate`.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class CTCGuidedAdapter(nn.Module):
         fold_share: float = 0.5,
         bank_size: int = 0,
         simulated_share: float = 0.0,
+        simulated_noise: float | None = None,
     ) -> None:
         super().__init__()
         num_fold_heads = cross_fit_folds if cross_fit_heads is None else cross_fit_heads
@@ -150,6 +152,7 @@ class CTCGuidedAdapter(nn.Module):
         self.fold_heads = nn.ModuleList(CTCHead(**head) for _ in range(num_fold_heads))
         self.num_folds = cross_fit_folds
         self.fold_share, self.simulated_share = fold_share, simulated_share
+        self.simulated_noise = simulated_noise
         self.bank = PosteriorBank(bank_size) if bank_size else None
         # LLM token of each unit; saved, so that a reloaded model needs no training texts.
         self.token_ids: Tensor
@@ -293,7 +296,7 @@ class CTCGuidedAdapter(nn.Module):
             raise ConfigError(
                 'CTCGuidedAdapter.simulate draws from posteriors of held-out clips: set bank_size, 8192 say'
             )
-        drawn = [self.bank.simulate(units.encode(text)[0]) for text in texts]
+        drawn = [self.bank.simulate(units.encode(text)[0], self.simulated_noise) for text in texts]
         lens = torch.tensor([len(row) for row in drawn], device=table.device)
         posteriors = nn.utils.rnn.pad_sequence(drawn, batch_first=True)
         return (posteriors @ table.to(posteriors.dtype)).to(table.dtype), lens
@@ -370,7 +373,7 @@ class CTCGuidedAdapter(nn.Module):
                     self.bank.add(targets.classes[row], heard[row].detach())
         replaced = [row for row in rows if float(torch.rand(())) < self.simulated_share]
         for row in replaced:
-            heard[row] = self.bank.simulate(targets.classes[row]).to(posteriors.dtype)
+            heard[row] = self.bank.simulate(targets.classes[row], self.simulated_noise).to(posteriors.dtype)
         mixed = nn.utils.rnn.pad_sequence(heard, batch_first=True)
         return mixed, torch.tensor([len(row) for row in heard], device=lens.device)
 

@@ -55,14 +55,17 @@ class PosteriorBank(nn.Module):
                 self.vectors[slot, : len(places)] = posteriors[places].to(self.vectors.dtype)
 
     @torch.no_grad()
-    def simulate(self, classes: Sequence[int]) -> Tensor:
+    def simulate(self, classes: Sequence[int], noise: float | None = None) -> Tensor:
         """Posteriors `[n, V]`, n at least 1, as the head might give for a text of these classes.
 
-        Some clips are hard and some easy: a noise level is drawn for the text, about 1 and at most 3, by which each
-        unit's own error rate is multiplied. Random numbers come from torch's CPU generator.
+        Args:
+            classes: The units of the text, 1 to V.
+            noise: Each unit's own error rate is multiplied by it. `None`: some clips are hard and some easy, so a
+                level is drawn for the text, about 1 and at most 3. Random numbers come from torch's CPU generator.
         """
         num_units = self.vectors.shape[-1]
-        noise = min(3.0, float(torch.empty(()).exponential_()))
+        if noise is None:
+            noise = min(3.0, float(torch.empty(()).exponential_()))
         wrong = ~self.is_right & (self.units > 0)
         drawn = []
         for number in classes:
