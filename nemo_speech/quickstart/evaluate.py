@@ -6,6 +6,7 @@ Above: Whisper's own decoder on the same clips, which heard 680,000 hours before
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -17,12 +18,16 @@ from nemo_speech.quickstart.transcripts import spoken_words
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
+    from nemo_speech.collections.common.prompts import PromptFormatter
     from nemo_speech.collections.speechlm2 import SALM
 
 BATCH_SIZE = 12
-MAX_NEW_TOKENS = 64
-MAX_TRAINING_CLIPS = 120
+# An answer that runs on is cut where no speaker could have got to: the prompts hold about 4 tokens a second. Without it
+# a barely trained model would spend minutes on repeating itself.
+MAX_TOKENS_PER_S = 8.0
+MAX_TRAINING_CLIPS = 96
 MAX_LONG_SEGMENT_S = 8.0
 # What was transcribed by whom; the order is that of the tables.
 SYSTEMS = ('salm', 'ctc', 'whisper')
@@ -150,7 +155,8 @@ def transcribe_clips(model: SALM, clips: Sequence[Clip], name: str, language: st
     results = {}
     for batch in _batches(clips, f'Transcribing, {name}'):
         audios, audio_lens = _load(batch, model)
-        ids = model.generate([_dialog(model)] * len(batch), audios, audio_lens, max_new_tokens=MAX_NEW_TOKENS)
+        limit = max_new_tokens(batch[0].duration_s)
+        ids = model.generate([_dialog(model)] * len(batch), audios, audio_lens, max_new_tokens=limit)
         texts = {'salm': model.text_of(ids)}
         heard = model.ctc_transcripts(audios, audio_lens)
         if heard is not None:
@@ -163,12 +169,17 @@ def transcribe_clips(model: SALM, clips: Sequence[Clip], name: str, language: st
     return result
 
 
+def max_new_tokens(duration_s: float) -> int:
+    """Most tokens of the answer to a batch whose longest clip lasts so long."""
+    return 8 + math.ceil(MAX_TOKENS_PER_S * duration_s)
+
+
 def transcribe_long(model: SALM, clips: Sequence[Clip], language: str) -> SetResult:
     """Clips longer than any in training, through `transcribe`, which cuts them at pauses."""
     texts = model.transcribe(
         [clip.path for clip in clips],
         batch_size=BATCH_SIZE,
-        max_new_tokens=MAX_NEW_TOKENS,
+        max_new_tokens=max_new_tokens(MAX_LONG_SEGMENT_S),
         max_segment_s=MAX_LONG_SEGMENT_S,
         verbose=False,
     )
@@ -268,19 +279,33 @@ def _batches(items: Sequence[Any], title: str) -> Iterator[list[Any]]:
 
 def _load(clips: Sequence[Clip], model: SALM) -> tuple[torch.Tensor, torch.Tensor]:
     """Waveforms `[B, S]` and their lengths `[B]`, on the model's device."""
-    from nemo_speech.collections.speechlm2.models.prompting import pad_waveforms, read_waveform
+    from nemo_speech.collections.common.audio import load_audio
+    from nemo_speech.collections.speechlm2.models.prompting import pad_waveforms
 
-    audios, lens = pad_waveforms([read_waveform(clip.path, model.sampling_rate) for clip in clips])
+    audios, lens = pad_waveforms([load_audio(clip.path, model.sampling_rate) for clip in clips])
     return audios.to(model.device), lens.to(model.device)
 
 
 def _dialog(model: SALM, answer: str | None = None) -> list[dict[str, str]]:
-    turns = [{'role': 'user', 'content': f'{model.cfg.transcribe_prompt} {model.audio_locator_tag}'}]
+    turns = [{'role': 'user', 'content': f'{model.cfg.transcribe_prompt} {model.audio_locator_tag}'.strip()}]
     return turns if answer is None else [*turns, {'role': 'assistant', 'content': answer}]
 
 
+def _text_mask(model: SALM, formatter: PromptFormatter, input_ids: Tensor) -> Tensor:
+    """True for the tokens of a transcript and the end of text behind it, in the ids of its dialog."""
+    import torch
+
+    places = torch.arange(len(input_ids))
+    start = len(formatter.encode_dialog(_dialog(model))['context_ids'])
+    end = int((input_ids == model.text_eos_id).nonzero()[-1])
+    return (places >= start) & (places <= end)
+
+
 def _loss(model: SALM, clips: Sequence[Clip], sources: Sequence[Clip]) -> tuple[float, int]:
-    """Summed loss of the texts of `clips` given the audio of `sources`, and the number of label tokens."""
+    """Summed loss of the texts of `clips`, end of text included, given the audio of `sources`, and their tokens.
+
+    The role header and what follows the end of text are certain whatever was said, and are left out.
+    """
     import torch
 
     from nemo_speech.collections.common.prompts import PromptFormatter
@@ -289,7 +314,7 @@ def _loss(model: SALM, clips: Sequence[Clip], sources: Sequence[Clip]) -> tuple[
     formatter = PromptFormatter.resolve(model.cfg.prompt_format)(model.tokenizer)
     encoded = [formatter.encode_dialog(_dialog(model, clip.prompt.text)) for clip in clips]
     input_ids, attention_mask = left_pad([item['input_ids'] for item in encoded], model.text_pad_id)
-    loss_mask, _ = left_pad([item['mask'] for item in encoded], 0)
+    loss_mask, _ = left_pad([_text_mask(model, formatter, item['input_ids']) for item in encoded], 0)
     audios, audio_lens = _load(sources, model)
     with torch.inference_mode():
         inputs = model.prepare_inputs(

@@ -28,7 +28,14 @@ STEPS = ('gather', 'prepare', 'train', 'evaluate', 'report')
 USUAL_SECONDS = {'gather': 60, 'prepare': 15, 'train': 780, 'evaluate': 180, 'report': 5}
 SMOKE_SECONDS = {'gather': 60, 'prepare': 10, 'train': 100, 'evaluate': 40, 'report': 5}
 NUM_SHOWN = 15
-SMOKE_OVERRIDES = {'model.ctc.warmup_steps': 150, 'trainer.max_steps': 190}
+SMOKE_OVERRIDES = {
+    'model.ctc.warmup_steps': 150,
+    'trainer.max_steps': 175,
+    'model.ctc.copy_rows': 0,
+    '++model.perception.modality_adapter.cross_fit_folds': 0,
+    '++model.perception.modality_adapter.bank_size': 0,
+    '++model.perception.modality_adapter.dropout': 0.1,
+}
 
 
 @dataclass

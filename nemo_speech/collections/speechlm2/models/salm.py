@@ -316,11 +316,15 @@ class SALM(ModelPT):
         )
 
     def default_generation_config(self) -> Any:
-        """Greedy, with the tokenizer's special ids."""
+        """Greedy, with the tokenizer's special ids, whatever the LLM's own `generation_config.json` says."""
         from transformers import GenerationConfig
 
         return GenerationConfig(
-            bos_token_id=self.text_bos_id, eos_token_id=self.text_eos_id, pad_token_id=self.text_pad_id
+            do_sample=False,
+            num_beams=1,
+            bos_token_id=self.text_bos_id,
+            eos_token_id=self.text_eos_id,
+            pad_token_id=self.text_pad_id,
         )
 
     def end_ids(self, extra_tokens: Sequence[str] = ()) -> list[int]:

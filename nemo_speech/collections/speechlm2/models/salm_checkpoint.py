@@ -55,9 +55,12 @@ def localized_config(directory: Path, raw: Mapping[str, Any]) -> SALMConfig:
     """The config of a SALM directory with its parts pointing to files that are there.
 
     Raises:
+        CheckpointError: What was read is no JSON object.
         ConfigError: Unknown keys or wrong values.
     """
     file = directory / 'config.json'
+    if not isinstance(raw, Mapping):
+        raise CheckpointError(f'{file}: expected a JSON object with the keys of a SALM, got a {type(raw).__name__}.')
     ignored = sorted(NEMO_RUNTIME_KEYS & raw.keys())
     if ignored:
         logger.info('%s: keys that only tell NeMo how to run are not used: %s', file, ', '.join(ignored))

@@ -75,6 +75,8 @@ class CTCGuidedAdapter(nn.Module):
         cross_fit_heads: Only the first so many folds get a head, for less work: one head with 7 folds fills the bank
             from a seventh of the transcripts. The main head, which knows them, hears clips of the other folds, so
             `simulated_share` is best 1 then. `None`: every fold.
+        held_out_share: Share of the clips that the LLM hears from a head that does not know them, in training; the
+            others come from the main head. Less of it makes the LLM trust what it hears more.
         fold_share: Share of the clips outside its fold that a fold head is trained on in one step.
         bank_size: Outcomes kept in a `PosteriorBank`, filled from held-out clips in training with `cross_fit_folds`; 0
             for none.
@@ -108,6 +110,7 @@ class CTCGuidedAdapter(nn.Module):
         frames_per_s: float = 50.0,
         cross_fit_folds: int = 0,
         cross_fit_heads: int | None = None,
+        held_out_share: float = 1.0,
         fold_share: float = 0.5,
         bank_size: int = 0,
         simulated_share: float = 0.0,
@@ -152,7 +155,7 @@ class CTCGuidedAdapter(nn.Module):
         self.fold_heads = nn.ModuleList(CTCHead(**head) for _ in range(num_fold_heads))
         self.num_folds = cross_fit_folds
         self.fold_share, self.simulated_share = fold_share, simulated_share
-        self.simulated_noise = simulated_noise
+        self.held_out_share, self.simulated_noise = held_out_share, simulated_noise
         self.bank = PosteriorBank(bank_size) if bank_size else None
         # LLM token of each unit; saved, so that a reloaded model needs no training texts.
         self.token_ids: Tensor
@@ -269,6 +272,7 @@ class CTCGuidedAdapter(nn.Module):
         log_probs = for_llm = self.head(seen, lens, table)
         metrics: dict[str, Tensor] = {}
         loss = targets = None
+        held_out = torch.zeros_like(lens, dtype=torch.bool)
         if transcripts is not None:
             targets = CTCTargets.of(transcripts, units, x.device)
             loss, metrics = ctc_loss(log_probs, frame_lens, targets)
@@ -276,11 +280,11 @@ class CTCGuidedAdapter(nn.Module):
                 folds = targets.folds(self.num_folds)
                 fold_loss = self._fold_loss(seen, lens, table, targets, folds)
                 loss = (loss + fold_loss) / (1 + len(self.fold_heads))  # no head has a weight of another's
-                for_llm = self._hear_held_out(x, lens, table, folds, log_probs)
+                for_llm, held_out = self._hear_held_out(x, lens, table, folds, log_probs)
         posteriors, out_lens = self._posteriors(for_llm, frame_lens)
         metrics['ctc_kept_frames'] = out_lens.sum() / frame_lens.sum()
         if self.training and self.bank is not None and targets is not None:
-            posteriors, out_lens = self._mix_simulated(posteriors, out_lens, targets)
+            posteriors, out_lens = self._mix_simulated(posteriors, out_lens, targets, held_out)
         text = self._greedy(log_probs, frame_lens, units) if with_text else None
         embeddings = (posteriors @ table.to(posteriors.dtype)).to(table.dtype)
         return CTCGuidedOutput(embeddings, out_lens, loss, metrics, text)
@@ -332,19 +336,26 @@ class CTCGuidedAdapter(nn.Module):
         return total
 
     @torch.no_grad()
-    def _hear_held_out(self, x: Tensor, lens: Tensor, table: Tensor, folds: Tensor, log_probs: Tensor) -> Tensor:
+    def _hear_held_out(
+        self, x: Tensor, lens: Tensor, table: Tensor, folds: Tensor, log_probs: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Each clip as the head hears it that never trained on its transcript: whole, without dropout, as a new clip.
 
-        Clips without a transcript, and those of folds without a head, keep `log_probs`, the main head's.
+        Clips that are not chosen (`held_out_share`), and those without a transcript, are heard so by the main head;
+        clips of folds without a head keep `log_probs`.
+
+        Returns:
+            Log-probabilities `[B, T, V + 1]`, and which rows a head spoke for that does not know them, `[B]` bool.
         """
-        held_out = log_probs.detach().clone()
-        for number, head in enumerate(self.fold_heads):
-            rows = (folds == number).nonzero()[:, 0]
+        folds = folds.where(torch.rand(folds.shape).to(folds.device) < self.held_out_share, -1)
+        heard = log_probs.detach().clone()
+        for number, head in enumerate([*self.fold_heads, self.head]):
+            rows = (folds == (number if number < len(self.fold_heads) else -1)).nonzero()[:, 0]
             if rows.numel():
                 head.eval()
-                held_out[rows] = head(x[rows], lens[rows], table)
+                heard[rows] = head(x[rows], lens[rows], table)
                 head.train()
-        return held_out
+        return heard, (folds >= 0) & (folds < len(self.fold_heads))
 
     def _posteriors(self, log_probs: Tensor, frame_lens: Tensor) -> tuple[Tensor, Tensor]:
         """Posteriors of units, given that a frame is no blank, `[B, T', V]` of the frames that stay, and lengths."""
@@ -361,16 +372,15 @@ class CTCGuidedAdapter(nn.Module):
         posteriors = units.new_zeros(*segments.shape, units.shape[-1])
         return posteriors.index_put(places, units, accumulate=True), segments.lens
 
-    def _mix_simulated(self, posteriors: Tensor, lens: Tensor, targets: 'CTCTargets') -> tuple[Tensor, Tensor]:
+    def _mix_simulated(
+        self, posteriors: Tensor, lens: Tensor, targets: 'CTCTargets', held_out: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Put what held-out clips got into the bank, and in place of some of it what the bank makes up for them."""
         assert self.bank is not None
         rows = [row for row, text in enumerate(targets.spoken) if text is not None]
         heard = [posteriors[row, :num_frames] for row, num_frames in enumerate(lens.tolist())]
-        if len(self.fold_heads):
-            folds = targets.folds(self.num_folds).tolist()
-            for row in rows:
-                if folds[row] < len(self.fold_heads):
-                    self.bank.add(targets.classes[row], heard[row].detach())
+        for row in held_out.nonzero()[:, 0].tolist():
+            self.bank.add(targets.classes[row], heard[row].detach())
         replaced = [row for row in rows if float(torch.rand(())) < self.simulated_share]
         for row in replaced:
             heard[row] = self.bank.simulate(targets.classes[row], self.simulated_noise).to(posteriors.dtype)

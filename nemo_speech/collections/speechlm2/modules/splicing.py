@@ -58,7 +58,7 @@ def splice_audio(
     rows, columns = is_audio.nonzero(as_tuple=True)
     if rows.numel() != audio_embeds.shape[0]:
         raise DataError(
-            f'{rows.numel()} audio tags (token id {placeholder_id}) in the prompts but {audio_embeds.shape[0]} audios: '
+            f'{rows.numel()} audio tags (id {placeholder_id}) in the prompts but {audio_embeds.shape[0]} audios; '
             'give every tag one audio, and keep the tag out of transcripts and other text.'
         )
     widths = token_mask.long()
@@ -92,7 +92,7 @@ def splice_audio(
 
 
 def shift_for_next_token(batch: SplicedBatch) -> SplicedBatch:
-    """Align the inputs of a right-padded batch with what they predict: position t gets the token at t + 1 as its target.
+    """Align inputs of a right-padded batch with what they predict: position t gets the token at t + 1 as target.
 
     A row's last token predicts nothing and becomes padding.
     """
