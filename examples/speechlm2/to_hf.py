@@ -1,7 +1,7 @@
 """Turn a training checkpoint into a SALM directory that `SALM.from_pretrained` reads.
 
-    python examples/speechlm2/to_hf.py 'ckpt_path="<run>/checkpoints/step=100-last.ckpt"' ckpt_config=<run>/config.yaml \
-        output_dir=<dir> [dtype=bfloat16] [nemo_compatible=true]
+    python examples/speechlm2/to_hf.py 'ckpt_path="<run>/checkpoints/step=100-last.ckpt"' \
+        ckpt_config=<run>/config.yaml output_dir=<dir> [dtype=bfloat16] [nemo_compatible=true]
 
 The inner quotes are Hydra's: a value with `=` in it needs them.
 """

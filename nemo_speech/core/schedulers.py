@@ -84,12 +84,13 @@ class WarmupHoldPolicy(WarmupPolicy):
         self, optimizer: Optimizer, *, hold_steps: int | None = None, hold_ratio: float | None = None, **kwargs
     ):
         _check_names(self, kwargs)
-        warmup_steps = _steps(
-            'warmup', kwargs.get('warmup_steps'), kwargs.get('warmup_ratio'), kwargs.get('max_steps')
-        )
         self.hold_steps = _steps('hold', hold_steps, hold_ratio, kwargs.get('max_steps'))
-        self.hold_end = warmup_steps + self.hold_steps
         super().__init__(optimizer, **kwargs)
+
+    @property
+    def hold_end(self) -> int:
+        """Last step of the hold."""
+        return self.warmup_steps + self.hold_steps
 
     def anneal(self, step: int, base_lr: float) -> float:
         return base_lr if step <= self.hold_end else self.decay(step, base_lr)
@@ -122,11 +123,15 @@ class WarmupAnnealHoldPolicy(WarmupPolicy):
         _check_names(self, kwargs)
         max_steps = kwargs.get('max_steps')
         self.constant_steps = _steps('constant', constant_steps, constant_ratio, max_steps)
-        warmup_steps = _steps('warmup', kwargs.get('warmup_steps'), kwargs.get('warmup_ratio'), max_steps)
         if max_steps is None:
             raise ConfigError(f'{type(self).__name__}: set max_steps; the schedule is laid out from its end.')
-        self.decay_steps = max_steps - warmup_steps - self.constant_steps
         super().__init__(optimizer, **kwargs)
+
+    @property
+    def decay_steps(self) -> int:
+        """Steps between the warm-up and the constant tail."""
+        assert self.max_steps is not None
+        return self.max_steps - self.warmup_steps - self.constant_steps
 
     def anneal(self, step: int, base_lr: float) -> float:
         in_tail = self.constant_steps > 0 and step > self.warmup_steps + self.decay_steps

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from nemo_speech.collections.speechlm2 import SALM
 
 BATCH_SIZE = 12
-# An answer that runs on is cut where no speaker could have got to: the prompts hold about 4 tokens a second. Without it
-# a barely trained model would spend minutes on repeating itself.
+# An answer that runs on is cut where no speaker could have got to: the prompts hold about 4 tokens a second. Without
+# it a barely trained model would spend minutes on repeating itself.
 MAX_TOKENS_PER_S = 8.0
 MAX_TRAINING_CLIPS = 96
 MAX_LONG_SEGMENT_S = 8.0

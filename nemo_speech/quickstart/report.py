@@ -196,8 +196,9 @@ def _wer_table(evaluation: Evaluation) -> str:
     return (
         f'<div class="scroll"><table><thead>{head}</thead>'
         f'<tbody>{body}</tbody></table></div>'
-        '<p class="quiet">Held out: no text on both sides of the split. The CTC head is the recogniser in the adapter, '
-        'before the LLM. Whisper is the encoder with its own decoder, which learnt from far more speech: the ceiling. '
+        '<p class="quiet">Held out: no text on both sides of the split. The CTC head is the recogniser in the '
+        'adapter, before the LLM. Whisper is the encoder with its own decoder, which learnt from far more '
+        'speech: the ceiling. '
         'Long clips are cut at pauses.</p>'
     )
 

@@ -217,7 +217,7 @@ def _gain(words: Sequence[str], wanted: Counter[str], covered: Counter[str]) -> 
 
 
 def write_cuts(clips: Sequence[Clip], language: str, path: Path, speeds: Sequence[float] = (1.0,)) -> None:
-    """Write a lhotse CutSet, a cut for each clip and speed, with absolute paths; lhotse changes speed when it loads."""
+    """Write a lhotse CutSet, a cut for each clip and speed, with absolute paths; lhotse changes speed on loading."""
     from lhotse import AudioSource, CutSet, MonoCut, Recording, SupervisionSegment
 
     cuts = []

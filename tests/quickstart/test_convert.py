@@ -28,7 +28,9 @@ def tiny_whisper(tmp_path):
     model = WhisperForConditionalGeneration(config).half().float()  # values that float16 holds
     source = tmp_path / 'ct2'
     source.mkdir()
-    write_model(source / 'model.bin', whisper_variables(model), {'decoder/projection/weight': 'decoder/embeddings/weight'})
+    write_model(
+        source / 'model.bin', whisper_variables(model), {'decoder/projection/weight': 'decoder/embeddings/weight'}
+    )
     (source / 'config.json').write_text(json.dumps({'suppress_ids': [3], 'suppress_ids_begin': [4]}))
     vocab = {token: i for i, token in enumerate([*SPECIALS, 'a', 'b'])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
