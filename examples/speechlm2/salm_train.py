@@ -23,7 +23,7 @@ def main(cfg: SALMTrainConfig) -> None:
     log_dir = exp_manager(trainer, cfg.exp_manager, config=cfg)
     with trainer.init_module():
         model = SALM(cfg.model)
-    dataset = SALMDataset(model.tokenizer, sample_rate=model.sampling_rate)
+    dataset = SALMDataset(model.tokenizer, sample_rate=model.sampling_rate, on_audio_error=cfg.data.on_audio_error)
     datamodule = DataModule(cfg.data, tokenizer=model.tokenizer, dataset=dataset)
     trainer.fit(model, datamodule)
     if trainer.is_global_zero:

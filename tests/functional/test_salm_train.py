@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from nemo_speech.collections.speechlm2 import SALM, SALMTrainConfig
 from nemo_speech.core.config import build_config
+from nemo_speech.core.errors import AudioError
 from tests.tiny import salm_config, write_json
 
 REPO = Path(__file__).resolve().parents[2]
@@ -134,3 +135,19 @@ def test_command_line_reports_a_wrong_key_with_the_nearest_one(tiny_llm, tiny_cu
     assert done.returncode == 1
     assert 'optimizer' in done.stderr and 'Traceback' not in done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ['run.yaml']
+
+
+def test_unreadable_audio_stops_the_run_or_is_skipped_and_counted_by_policy(tiny_llm, tiny_cuts, tmp_path, caplog):
+    from lhotse import CutSet
+
+    cuts = list(CutSet.from_file(tiny_cuts))[:3]
+    cuts[1].recording.sources[0].source = str(tmp_path / 'gone.wav')
+    CutSet.from_cuts(cuts).to_file(tmp_path / 'cuts.jsonl.gz')
+    config = experiment(tiny_llm, tmp_path / 'cuts.jsonl.gz', tmp_path / 'run', max_steps=2)
+    config['data']['validation_ds'] = None
+    with pytest.raises(AudioError, match='gone.wav'):
+        run(config)
+    config['data']['on_audio_error'] = 'skip'
+    config['exp_manager']['explicit_log_dir'] = str(tmp_path / 'again')
+    run(config)
+    assert 'dropped' in caplog.text and 'gone.wav' in caplog.text

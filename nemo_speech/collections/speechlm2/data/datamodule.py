@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 import torch.distributed as dist
@@ -36,6 +36,8 @@ class DataConfig:
     test_ds: dict[str, Any] | None = None
     predict_ds: dict[str, Any] | None = None
     train_tokenizer: dict[str, Any] | None = None
+    on_audio_error: Literal['raise', 'skip'] = 'raise'
+    """Ours: what `salm_train.py` does about audio that cannot be read; `skip` drops its conversation and counts it."""
 
 
 class DataModule(pl.LightningDataModule):
