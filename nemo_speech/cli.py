@@ -133,7 +133,7 @@ def transcribe_parser() -> argparse.ArgumentParser:
 
 
 def _transcribe(arguments: Sequence[str]) -> int:
-    options = transcribe_parser().parse_args(arguments)
+    options = transcribe_parser().parse_intermixed_args(list(arguments))
     import torch
 
     from nemo_speech.collections.speechlm2 import SALM

@@ -6,10 +6,12 @@ Parts are tried, not only imported: a broken libsndfile or a torch built for ano
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +77,9 @@ def run_doctor() -> int:
     Returns:
         0, or 1 when a required package is missing or a core part does not work.
     """
+    # Findings only: the libraries' own bars and warnings would stand between them.
+    os.environ.setdefault('HF_HUB_DISABLE_PROGRESS_BARS', '1')
+    warnings.simplefilter('ignore')
     print(f'nemo_speech {_version("nemo_speech") or "(not installed, run from a checkout)"}')
     print(f'Python {platform.python_version()} at {sys.executable}, {platform.platform()}')
     missing = _print_packages()

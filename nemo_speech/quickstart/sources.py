@@ -170,10 +170,10 @@ def gather(part: Part, cache_dir: Path, report: Callable[[str], None] = print) -
                 shutil.rmtree(target)
             made.rename(target)
         return target
-    raise DataError(
-        f'{part.title} could not be gathered. Tried:\n' + '\n'.join(failures) + f'\nGive it as a local path with '
-        f'{part.option} PATH, or put it into {target}; docs/quickstart.md says where the files can be had.'
-    )
+    remedy = f'Give it as a local path with {part.option} PATH; docs/quickstart.md says where the files can be had.'
+    if len(part.sources) == 1:
+        remedy = f'Give another path with {part.option}, or leave {part.option} out to have it fetched.'
+    raise DataError(f'{part.title} could not be gathered. Tried:\n' + '\n'.join(failures) + f'\n{remedy}')
 
 
 def content_digest(directory: Path) -> str:

@@ -93,7 +93,12 @@ def test_split_is_the_published_one():
 
 @pytest.mark.parametrize(
     ('key', 'text', 'kind'),
-    [('digits/a', 'a m', 'digits'), ('x', 'one two', 'phrase'), ('x', 'one', 'word'), ('dictate/pause', 'pause', 'word')],
+    [
+        ('digits/a', 'a m', 'digits'),
+        ('x', 'one two', 'phrase'),
+        ('x', 'one', 'word'),
+        ('dictate/pause', 'pause', 'word'),
+    ],
 )
 def test_kind(key, text, kind):
     assert Prompt(key, text, text).kind == kind
