@@ -25,7 +25,7 @@ SCRIPT = 'examples/speechlm2/salm_train.py'
 CONFIG = 'salm_quickstart'
 STEPS = ('gather', 'prepare', 'train', 'evaluate', 'report')
 # Seconds on two quiet cores, for the first estimate of what is left.
-USUAL_SECONDS = {'gather': 60, 'prepare': 15, 'train': 780, 'evaluate': 180, 'report': 5}
+USUAL_SECONDS = {'gather': 60, 'prepare': 15, 'train': 660, 'evaluate': 120, 'report': 5}
 SMOKE_SECONDS = {'gather': 60, 'prepare': 10, 'train': 100, 'evaluate': 40, 'report': 5}
 NUM_SHOWN = 15
 SMOKE_OVERRIDES = {
