@@ -144,6 +144,7 @@ def _transcribe(arguments: Sequence[str]) -> int:
     model = SALM.from_pretrained(
         options.model, backend=options.backend, torch_dtype=options.dtype, map_location=device
     )
+    assert isinstance(model, SALM)
     generation = {} if options.num_beams is None else {'num_beams': options.num_beams}
     results = model.transcribe(
         sources,

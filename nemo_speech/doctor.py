@@ -223,7 +223,9 @@ def _check_backbone(backend: str) -> str:
     ids = torch.arange(1, 9)[None]
     with tempfile.TemporaryDirectory() as directory, torch.no_grad():
         reference.save_pretrained(directory)
-        backbone = load_backbone(directory, backend=backend).eval()
+        backbone = load_backbone(directory, backend=backend)
+        assert isinstance(backbone, torch.nn.Module)
+        backbone.eval()
         logits = backbone.logits(inputs_embeds=backbone.embed(ids.to(next(backbone.parameters()).device)))
         error = float((logits.cpu() - reference(ids).logits).abs().max())
     assert error < 1e-3, f'logits differ from transformers by {error:.2g}'
@@ -249,6 +251,7 @@ def check_lora() -> str:
         LlamaForCausalLM(config).save_pretrained(directory)
         lora = {'task_type': 'CAUSAL_LM', 'r': 2, 'target_modules': ['q_proj', 'v_proj']}
         backbone = load_backbone(directory, lora=lora)
+        assert isinstance(backbone, torch.nn.Module)
         ids = torch.arange(1, 9)[None].to(next(backbone.parameters()).device)
         out = backbone.loss(backbone.embed(ids), ids)
         (out.loss_sum / out.num_tokens).backward()
@@ -296,7 +299,9 @@ def _write_tiny_tokenizer(directory: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=['<s>', '</s>'], initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=['<s>', '</s>'], initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(['hello world'], trainer)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token='<s>', eos_token='</s>', pad_token='</s>'

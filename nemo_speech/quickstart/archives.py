@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO
 
 from nemo_speech.core.errors import DataError
 
@@ -109,7 +109,7 @@ def _deb_data(path: Path) -> tuple[str, bytes]:
     raise DataError(f'{path} is cut short or broken: it has no whole data.tar. Fetch it again.')
 
 
-def _write(source: BinaryIO, num_bytes: int, archive: Path, name: str, directory: Path) -> Path:
+def _write(source: IO[bytes], num_bytes: int, archive: Path, name: str, directory: Path) -> Path:
     parts = PurePosixPath(name.replace('\\', '/')).parts
     if name.startswith('/') or '..' in parts or any(':' in part or '\0' in part for part in parts):
         raise DataError(

@@ -53,9 +53,9 @@ def whisper_from_ctranslate2(source: Path, target: Path) -> None:
 
 
 def _whisper_tokenizer(path: Path):
-    from transformers import WhisperTokenizerFast
+    from transformers import WhisperTokenizer
 
-    return WhisperTokenizerFast(tokenizer_file=str(path), pad_token='<|endoftext|>')
+    return WhisperTokenizer(tokenizer_file=str(path), pad_token='<|endoftext|>')
 
 
 class _Weights:
@@ -195,10 +195,11 @@ def llm_from_gguf(source: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where = {'pretrained_model_name_or_path': str(source.parent), 'gguf_file': source.name, 'local_files_only': True}
+    where = str(source.parent)
+    how = {'gguf_file': source.name, 'local_files_only': True}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**where)
-        quantised = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(where, **how)
+        quantised = AutoModelForCausalLM.from_pretrained(where, **how, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(f'{source} cannot be read as a GGUF language model: {error}') from error
     # save_pretrained refuses on the loaded object ("quantized with gguf"), though its weights are plain float32 now.

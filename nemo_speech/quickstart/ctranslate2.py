@@ -17,7 +17,13 @@ from nemo_speech.core.errors import CheckpointError
 MIN_VERSION, MAX_VERSION = 4, 6
 MAX_RANK = 8
 BFLOAT16 = 5
-DTYPES = {0: np.dtype('<f4'), 1: np.dtype('i1'), 2: np.dtype('<i2'), 3: np.dtype('<i4'), 4: np.dtype('<f2')}
+DTYPES: dict[int, np.dtype] = {
+    0: np.dtype('<f4'),
+    1: np.dtype('i1'),
+    2: np.dtype('<i2'),
+    3: np.dtype('<i4'),
+    4: np.dtype('<f2'),
+}
 
 
 @dataclass(frozen=True)

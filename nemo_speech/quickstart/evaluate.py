@@ -135,7 +135,9 @@ def evaluate(model_dir: Path, speech: PreparedSpeech, encoder_dir: Path) -> Eval
     from nemo_speech.collections.speechlm2 import SALM
 
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    model = SALM.from_pretrained(model_dir, map_location=device).eval()
+    model = SALM.from_pretrained(model_dir, map_location=device)
+    assert isinstance(model, SALM)
+    model.eval()
     heldout = transcribe_clips(model, speech.heldout, 'held out', speech.language)
     train = transcribe_clips(model, some_clips(speech.train, MAX_TRAINING_CLIPS), 'training', speech.language)
     entropy = measure_cross_entropy(model, speech.heldout)

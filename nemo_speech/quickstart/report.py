@@ -176,7 +176,7 @@ def _cards(facts: ReportFacts, evaluation: Evaluation) -> str:
 
 def _wer_table(evaluation: Evaluation) -> str:
     systems = [s for s in TITLES if s in {*evaluation.heldout.systems, *evaluation.train.systems}]
-    rows = []
+    rows: list[tuple[str, SetResult, str | None, str]] = []
     for result in (evaluation.heldout, evaluation.train, evaluation.long):
         if result is None:
             continue

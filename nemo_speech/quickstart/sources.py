@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from nemo_speech.core.errors import CheckpointError, ConfigError, DataError
 from nemo_speech.quickstart.archives import unpack
@@ -221,7 +222,7 @@ def _finish(part: Part, source: Source, directory: Path, report: Callable[[str],
         digest = content_digest(directory)
         if part.digest is not None and digest != part.digest:
             report(f'  note: content is not that of release {ASTERISK_VERSION} (sha256 {digest}): figures may differ')
-    files = {
+    files: dict[str, dict[str, Any]] = {
         path.relative_to(directory).as_posix(): {'bytes': path.stat().st_size, 'sha256': file_sha256(path)}
         for path in sorted(directory.rglob('*'))
         if path.is_file()

@@ -220,7 +220,7 @@ def write_cuts(clips: Sequence[Clip], language: str, path: Path, speeds: Sequenc
     """Write a lhotse CutSet, a cut for each clip and speed, with absolute paths; lhotse changes speed on loading."""
     from lhotse import AudioSource, CutSet, MonoCut, Recording, SupervisionSegment
 
-    cuts = []
+    cuts: list[MonoCut] = []
     for clip in clips:
         name = cut_id(clip, language)
         source = AudioSource(type='file', channels=[0], source=str(clip.path.resolve()))

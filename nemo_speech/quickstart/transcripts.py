@@ -103,7 +103,8 @@ def is_heldout(text: str, percent: int = HELDOUT_PERCENT, salt: str = '') -> boo
 
 def split_texts(texts: Iterable[str], percent: int = HELDOUT_PERCENT, salt: str = '') -> tuple[list[int], list[int]]:
     """Indices of the texts to train on and of those held out."""
-    train, heldout = [], []
+    train: list[int] = []
+    heldout: list[int] = []
     for i, text in enumerate(texts):
         (heldout if is_heldout(text, percent, salt) else train).append(i)
     return train, heldout
