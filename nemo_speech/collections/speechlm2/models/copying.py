@@ -42,7 +42,7 @@ def add_copying_rows(
     usable = [row for row, text in enumerate(answers) if text]
     if not usable or None in answers:
         return fields, audio
-    texts = shuffled_texts([answers[row] for row in usable], count)
+    texts = shuffled_texts([text for text in answers if text], count)
     rows = [usable[i] for i in torch.randint(len(usable), (count,)).tolist()]
     new = rewrite_answers(
         batch,

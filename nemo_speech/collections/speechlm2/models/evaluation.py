@@ -145,7 +145,7 @@ def answer_conversations(
 def _as_prompt(conversation: Any, system_prompt: str | None, user_prompt: str | None) -> Any:
     """The conversation up to where the answer begins; a reference answer moves to `custom['reference']`."""
     turns, custom = list(conversation.turns), dict(conversation.custom or {})
-    answer = []
+    answer: list[Any] = []
     while turns and turns[-1].role == 'assistant':
         answer.insert(0, turns.pop())
     if answer:

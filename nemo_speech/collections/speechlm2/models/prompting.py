@@ -67,7 +67,8 @@ def tokenize_dialogs(
 ) -> tuple[list[Tensor], list[str]]:
     """Context ids of each dialog, and the audio paths of all their turns, in order of their tags."""
     formatter = PromptFormatter.resolve(model.cfg.prompt_format)(model.tokenizer)
-    ids, paths = [], []
+    ids: list[Tensor] = []
+    paths: list[str] = []
     for dialog in dialogs:
         turns = []
         for turn in dialog:

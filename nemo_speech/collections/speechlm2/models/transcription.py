@@ -83,7 +83,8 @@ def transcribe(
         DataError: A manifest has no audio, or is malformed.
     """
     sources = list(list_sources(audio))
-    pieces, results = [], []
+    pieces: list[Piece] = []
+    results: list[Hypothesis] = []
     for item, source in enumerate(sources):
         try:
             waveform = read_source(source, model.sampling_rate, sample_rate)

@@ -92,17 +92,18 @@ class ValidationSets:
     def _set_metrics(self, model: 'SALM', name: str, totals: SetTotals) -> dict[str, float]:
         sums = sum_over_ranks(totals.tokens.as_tensor(model.device))
         loss_sum, num_correct, num_tokens = sums.tolist()
-        metrics = {}
+        metrics: dict[str, float] = {}
         if num_tokens:
             metrics |= {'loss': loss_sum / num_tokens, 'acc': num_correct / num_tokens}
         pairs = gather_over_ranks(list(zip(totals.references, totals.hypotheses)))
         if pairs:
-            scores = score_texts(*zip(*pairs), self.cfg.normalizer)
+            scores = score_texts([r for r, _ in pairs], [h for _, h in pairs], self.cfg.normalizer)
             metrics |= {'wer': scores.wer, 'cer': scores.cer, 'bleu': scores.bleu}
             self._log_samples(model, name, pairs[: self.cfg.num_logged_samples])
         ctc_pairs = gather_over_ranks(list(zip(totals.ctc_references, totals.ctc_hypotheses)))
         if ctc_pairs:
-            metrics['ctc_wer'] = score_texts(*zip(*ctc_pairs), self.cfg.normalizer).wer
+            said, heard = [r for r, _ in ctc_pairs], [h for _, h in ctc_pairs]
+            metrics['ctc_wer'] = score_texts(said, heard, self.cfg.normalizer).wer
         return metrics
 
     def _log_samples(self, model: 'SALM', name: str, pairs: list[tuple[str, str]]) -> None:
