@@ -30,8 +30,8 @@ def test_smoke_run_learns_to_listen(tmp_path):
     done = quickstart('--smoke', '--output', str(tmp_path / 'out'))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     report = json.loads((tmp_path / 'out' / 'report.json').read_text())
-    assert report['heldout']['wer']['ctc'] < 0.6
-    assert report['cross_entropy']['gap'] > 1.0
+    assert report['heldout']['wer']['ctc'] < 0.75  # one that learned nothing has 1.0; 0.47 was seen
+    assert report['cross_entropy']['gap'] > 1.0  # 2.8 was seen
     page = (tmp_path / 'out' / 'report.html').read_text()
     assert '<audio' in page and report['heldout']['clips'][0]['reference'] in page
     assert 'SALM.from_pretrained' in done.stdout
