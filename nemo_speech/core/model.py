@@ -71,9 +71,13 @@ class ModelPT(LightningModule):
         """Every parameter with all names that freeze patterns may call it by."""
         return (([name], parameter) for name, parameter in self.named_parameters())
 
+    def never_frozen(self) -> list[str]:
+        """Patterns that win over `freeze_params`."""
+        return self.cfg.prevent_freeze_params
+
     def freeze_parameters(self) -> FreezeReport:
         """Apply the freeze patterns of the config; logs what trains, and warns of patterns that match nothing."""
-        report = freeze_by_patterns(self.parameter_names(), self.cfg.freeze_params, self.cfg.prevent_freeze_params)
+        report = freeze_by_patterns(self.parameter_names(), self.cfg.freeze_params, self.never_frozen())
         (logger.warning if report.unmatched else logger.info)('%s', report)
         return report
 

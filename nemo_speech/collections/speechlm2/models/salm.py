@@ -34,6 +34,8 @@ from nemo_speech.core.freezing import eval_frozen_modules
 from nemo_speech.core.model import ModelPT
 from nemo_speech.lightning.reduce import mean_over_ranks
 
+LORA_PATTERN = r'^.+\.lora_.+$'
+
 
 @dataclass
 class SALMInputs:
@@ -80,6 +82,11 @@ class SALM(ModelPT):
     def parameter_names(self) -> Iterator[tuple[list[str], nn.Parameter]]:
         """Parameters with the names that NeMo's users know them by; see `setup.parameter_names`."""
         return parameter_names(self)
+
+    def never_frozen(self) -> list[str]:
+        """As configured, and LoRA: as in NeMo, asking for an adapter is asking to train it."""
+        kept = self.cfg.prevent_freeze_params
+        return kept if self.cfg.lora is None or LORA_PATTERN in kept else [*kept, LORA_PATTERN]
 
     # -- what NeMo's users read ------------------------------------------------------------------------------------
 

@@ -241,3 +241,9 @@ def test_torch_dtype_is_that_of_the_weights(originals, backend, dtype):
     assert {p.dtype for n, p in model.named_parameters() if 'lora_' not in n} == {torch.bfloat16}
     weight = load_file(originals['lora'] / 'model.safetensors')['perception.proj.weight']
     assert torch.equal(model.perception.proj.weight, weight.bfloat16())
+
+
+def test_lora_trains_under_a_freeze_list_that_names_the_whole_llm(tiny_llm):
+    model = SALM(salm_config(tiny_llm, prevent_freeze_params=[]))
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad and 'llm.' in name]
+    assert trained and all('.lora_' in name for name in trained)
