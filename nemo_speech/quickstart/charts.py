@@ -22,27 +22,27 @@ def line_chart(points: Points, title: str, x_label: str) -> str:
         x_label: What x is.
     """
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(0.0, *ys) if min(ys) < max(ys) / 2 else min(ys), max(ys))
-    x_range, y_range = (min(xs), max(xs)), (min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)))
+    smooth = len(points) >= MIN_POINTS_TO_SMOOTH
+    curve = running_mean(ys, len(ys) // 20) if smooth else ys
+    # The mean sets the scale: a first loss ten times the second would press all the rest to the floor.
+    low, high = min(curve), max(curve)
+    x_ticks, y_ticks = ticks(xs[0], xs[-1]), ticks(min(0.0, low) if low < high / 2 else low, high)
+    x_range, y_range = (xs[0], xs[-1]), (y_ticks[0], y_ticks[-1])
 
     def place(x: float, y: float) -> str:
+        y = min(max(y, y_range[0]), y_range[1])
         return f'{_scale(x, x_range, LEFT, WIDTH - RIGHT):.1f},{_scale(y, y_range, HEIGHT - BOTTOM, TOP):.1f}'
 
     parts = [_y_grid(y_ticks, y_range)]
     for tick in (tick for tick in x_ticks if xs[0] <= tick <= xs[-1]):
         x = _scale(tick, x_range, LEFT, WIDTH - RIGHT)
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{_number(tick)}</text>')
-    smooth = len(points) >= MIN_POINTS_TO_SMOOTH
-    raw = ' '.join(place(x, y) for x, y in points)
-    parts.append(f'<polyline class="{"raw" if smooth else "curve"}" points="{raw}"/>')
-    if smooth:
-        mean = running_mean(ys, len(ys) // 20)
-        parts.append(f'<polyline class="curve" points="{" ".join(place(x, y) for x, y in zip(xs, mean))}"/>')
-    end_x, end_y = place(xs[-1], ys[-1] if not smooth else mean[-1]).split(',')
+    for css, values in (('raw', ys), ('curve', curve)) if smooth else (('curve', curve),):
+        parts.append(f'<polyline class="{css}" points="{" ".join(place(x, y) for x, y in zip(xs, values))}"/>')
+    end_x, end_y = place(xs[-1], curve[-1]).split(',')
     parts.append(f'<circle class="dot" cx="{end_x}" cy="{end_y}" r="3.5"/>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_label)}</text>')
-    last = mean[-1] if smooth else ys[-1]
-    return _figure(''.join(parts), f'{title}: {_number(ys[0])} at first, {_number(last)} at last', title)
+    return _figure(''.join(parts), f'{title}: {_number(ys[0])} at first, {_number(curve[-1])} at last', title)
 
 
 def bar_chart(bars: Sequence[tuple[str, int]], title: str, unit: str) -> str:

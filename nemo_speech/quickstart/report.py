@@ -21,12 +21,14 @@ from nemo_speech.quickstart.speech import PreparedSpeech, duration_histogram
 NUM_WORST = 12
 NUM_TYPICAL = 12
 # Columns of the CSV log that are about the clock or the batch, and not about learning.
-UNPLOTTED = ('step', 'epoch', 'audio_s', 'num_label_tokens', 'batch_size', 'learning_rate')
+UNPLOTTED = {'step', 'epoch', 'audio_s', 'audio_s_per_s', 'num_label_tokens', 'batch_size', 'learning_rate'}
+UNPLOTTED |= {'train_step_timing in s', 'ctc_dropped_chars', 'ctc_infeasible'}
 CURVE_TITLES = {
     'loss': 'Loss that was minimised',
     'llm_loss': "LLM's loss, nats a token",
     'ctc_loss': "CTC head's loss",
     'train_acc': 'Share of next tokens right',
+    'ctc_kept_frames': 'Share of frames that reach the LLM',
 }
 KIND_TITLES = {
     'phrase': 'phrases',
@@ -149,7 +151,7 @@ def mark_errors(reference: str, text: str) -> str:
 def audio_player(path: Path) -> str:
     """An audio element that holds the file itself."""
     data = base64.b64encode(path.read_bytes()).decode('ascii')
-    return f'<audio controls preload="none" src="data:audio/wav;base64,{data}"></audio>'
+    return f'<audio controls preload="metadata" src="data:audio/wav;base64,{data}"></audio>'
 
 
 def percent(value: float | None) -> str:
