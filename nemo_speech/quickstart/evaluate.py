@@ -158,8 +158,8 @@ def transcribe_clips(model: SALM, clips: Sequence[Clip], name: str, language: st
     for batch in _batches(clips, f'Transcribing, {name}'):
         audios, audio_lens = _load(batch, model)
         limit = max_new_tokens(batch[0].duration_s)
-        ids = model.generate([_dialog(model)] * len(batch), audios, audio_lens, max_new_tokens=limit)
-        texts = {'salm': model.text_of(ids)}
+        paths = [clip.path for clip in batch]
+        texts = {'salm': model.transcribe(paths, batch_size=BATCH_SIZE, max_new_tokens=limit, verbose=False)}
         heard = model.ctc_transcripts(audios, audio_lens)
         if heard is not None:
             texts['ctc'] = heard

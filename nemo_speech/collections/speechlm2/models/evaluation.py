@@ -15,8 +15,8 @@ from nemo_speech.collections.common.data.loading_config import LhotseDataLoading
 from nemo_speech.collections.common.data.sources import open_sources
 from nemo_speech.collections.common.metrics import TextScores, score_texts
 from nemo_speech.collections.common.prompts import PromptFormatter
+from nemo_speech.collections.speechlm2.models.endings import cut_at_end
 from nemo_speech.collections.speechlm2.models.prompting import PromptBatch, left_pad, pad_waveforms
-from nemo_speech.collections.speechlm2.models.salm import cut_at_end
 
 if TYPE_CHECKING:
     from nemo_speech.collections.speechlm2.models.salm import SALM

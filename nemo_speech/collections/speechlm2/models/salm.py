@@ -17,6 +17,7 @@ from nemo_speech.collections.speechlm2.backbones import load_backbone
 from nemo_speech.collections.speechlm2.config import SALMConfig
 from nemo_speech.collections.speechlm2.models import salm_checkpoint
 from nemo_speech.collections.speechlm2.models.copying import add_copying_rows
+from nemo_speech.collections.speechlm2.models.endings import cut_at_end
 from nemo_speech.collections.speechlm2.models.prompting import PromptBatch, collate_prompts
 from nemo_speech.collections.speechlm2.models.setup import build_perception, parameter_names
 from nemo_speech.collections.speechlm2.models.validation import ValidationSets
@@ -425,12 +426,3 @@ def conversation_transcripts(conversations: Sequence[Any]) -> list[str | None]:
 
     turns = (turn for conversation in conversations for turn in conversation.turns if isinstance(turn, AudioTurn))
     return [turn.text for turn in turns]
-
-
-def cut_at_end(token_ids: Tensor, end_ids: set[int]) -> list[list[int]]:
-    """Rows of `[B, U]` up to, without, the first of `end_ids`."""
-    rows = []
-    for row in token_ids.tolist():
-        end = next((i for i, token in enumerate(row) if token in end_ids), len(row))
-        rows.append(row[:end])
-    return rows

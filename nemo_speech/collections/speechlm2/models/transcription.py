@@ -16,6 +16,7 @@ from torch import Tensor
 from nemo_speech.collections.common.audio import load_audio
 from nemo_speech.collections.common.hypothesis import Hypothesis
 from nemo_speech.collections.common.pauses import split_at_pauses
+from nemo_speech.collections.speechlm2.models.endings import cut_at_end, cut_loop
 from nemo_speech.core.errors import AudioError
 from nemo_speech.utils.logging import get_logger
 
@@ -49,6 +50,7 @@ def transcribe(
     timestamps: bool = False,
     return_hypotheses: bool = False,
     max_segment_s: float = 28.0,
+    cut_loops: bool = True,
     sample_rate: int | None = None,
     on_audio_error: Literal['raise', 'skip'] = 'raise',
     verbose: bool = True,
@@ -69,6 +71,8 @@ def transcribe(
         timestamps: Also give the start and end of each piece, in seconds; implies `return_hypotheses`.
         return_hypotheses: Return `Hypothesis` objects instead of strings.
         max_segment_s: Longest piece, seconds; longer audio is cut at pauses.
+        cut_loops: Where a piece's answer did not end within `max_new_tokens` and repeats itself at its end, keep one
+            turn of what is repeated; the log says of how many answers that was done.
         sample_rate: Hz of samples given as arrays or tensors; None: the model's own rate.
         on_audio_error: `raise`, or `skip`: such an input gets an empty text, its `Hypothesis.error` says why, and the
             log says how many there were.
@@ -109,6 +113,8 @@ def transcribe(
         answers = _run(model, pieces, dialog, batch_size, verbose, **generation_kwargs)
     finally:
         model.train(was_training)
+    if cut_loops:
+        answers = _without_loops(model, answers, max_new_tokens)
 
     for piece, ids in zip(pieces, answers):
         _append(results[piece.item], model, piece, ids, timestamps)
@@ -134,7 +140,6 @@ def _run(
     from tqdm import tqdm
 
     from nemo_speech.collections.speechlm2.models.prompting import pad_waveforms
-    from nemo_speech.collections.speechlm2.models.salm import cut_at_end
 
     order = sorted(range(len(pieces)), key=lambda i: len(pieces[i].waveform), reverse=True)
     answers: list[list[int]] = [[] for _ in pieces]
@@ -149,6 +154,18 @@ def _run(
                 answers[i] = row
             bar.update(round(int(audio_lens.sum()) / model.sampling_rate, 1))
     return answers
+
+
+def _without_loops(model: 'SALM', answers: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+    cut = [cut_loop(ids) if len(ids) >= max_new_tokens else ids for ids in answers]
+    dropped = [ids[len(kept) :] for ids, kept in zip(answers, cut) if len(kept) < len(ids)]
+    if dropped:
+        logger.warning(
+            '%d of %d answers repeated themselves until their limit of %d tokens, and were cut to one turn '
+            '(cut_loops=False keeps all); of the first was dropped: %r',
+            *(len(dropped), len(answers), max_new_tokens, model.tokenizer.ids_to_text(dropped[0])[:200]),
+        )
+    return cut
 
 
 def _append(result: Hypothesis, model: 'SALM', piece: Piece, ids: list[int], timestamps: bool) -> None:

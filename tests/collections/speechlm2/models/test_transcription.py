@@ -82,3 +82,15 @@ def test_model_is_left_in_its_mode_also_after_an_error(model, clips):
 
 def test_nothing_to_transcribe_gives_nothing(model):
     assert model.transcribe([], **OPTIONS) == []
+
+
+def test_answer_that_runs_in_a_loop_is_cut_and_counted(model, clips, monkeypatch, caplog):
+    loop = torch.tensor([[5, 6, 7, 6, 7, 6, 7, 6], [5, 6, 7, 6, 7, 6, 7, model.text_eos_id]])
+    monkeypatch.setattr(model, 'generate', lambda prompts, audios, audio_lens, **options: loop)
+    options = {'max_new_tokens': 8, 'verbose': False, 'return_hypotheses': True}
+    with caplog.at_level('WARNING', logger='nemo_speech'):
+        cut = model.transcribe(clips[:2], **options)
+    assert sorted(h.y_sequence for h in cut) == [[5, 6, 7], [5, 6, 7, 6, 7, 6, 7]]
+    assert '1 of 2 answers repeated themselves' in caplog.text
+    kept = model.transcribe(clips[:2], cut_loops=False, **options)
+    assert sorted(len(h.y_sequence) for h in kept) == [7, 8]
