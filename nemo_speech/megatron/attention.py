@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nemo_speech.megatron.functional import rotary
+from nemo_speech.megatron.packing import PackedRows
 
 
 class RotaryTable:
@@ -68,7 +69,7 @@ class CausalAttention(nn.Module):
         attention_mask: Tensor | None,
         attn_mask_type=None,
         attention_bias: Tensor | None = None,
-        packed_seq_params=None,
+        packed_seq_params: PackedRows | None = None,
     ) -> Tensor:
         """Attend.
 
@@ -77,11 +78,14 @@ class CausalAttention(nn.Module):
             key: `[T, B, G, D]`, `G` dividing `H`.
             value: As `key`.
             attention_mask: Megatron-Core's: bool, broadcastable to `[B, 1, T, T]`, True = hidden. `None` = causal.
+            packed_seq_params: Rows without padding; `query`, `key` and `value` are `[N, H, D]` then.
 
         Returns:
-            `[T, B, H * D]`.
+            `[T, B, H * D]`; packed, `[N, H * D]`.
         """
-        assert attention_bias is None and packed_seq_params is None, 'attention bias and packed rows are not built yet'
+        assert attention_bias is None, 'attention bias is not built yet'
+        if packed_seq_params is not None:
+            return self._packed(query, key, value, packed_seq_params)
         num_frames, batch, num_heads, head_dim = query.shape
         cos, sin = self.rotary_table(num_frames, query.device, query.dtype)
         query = rotary(query.permute(1, 2, 0, 3), cos, sin)  # [B, H, T, D]
@@ -97,3 +101,15 @@ class CausalAttention(nn.Module):
             enable_gqa=key.shape[1] != num_heads,
         )
         return out.permute(2, 0, 1, 3).reshape(num_frames, batch, num_heads * head_dim)
+
+    def _packed(self, query: Tensor, key: Tensor, value: Tensor, packed: PackedRows) -> Tensor:
+        tables = self.rotary_table(max(packed.lens), query.device, query.dtype)
+        cos, sin = (table[packed.positions] for table in tables)  # [N, D / 2]
+        query, key = rotary(query.transpose(0, 1), cos, sin), rotary(key.transpose(0, 1), cos, sin)  # [H, N, D]
+        rows = zip(packed.split(query), packed.split(key), packed.split(value.transpose(0, 1)))
+        shared_keys = key.shape[0] != query.shape[0]
+        outs = [
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.softmax_scale, enable_gqa=shared_keys)
+            for q, k, v in rows
+        ]
+        return torch.cat([out[0].transpose(0, 1) for out in outs]).flatten(1)

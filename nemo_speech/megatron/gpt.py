@@ -13,6 +13,7 @@ from nemo_speech.megatron import runtime
 from nemo_speech.megatron.attention import CausalAttention, RotaryTable
 from nemo_speech.megatron.config import read_shape, rope_inverse_frequencies, transformer_config
 from nemo_speech.megatron.functional import RMSNorm, SwiGLU
+from nemo_speech.megatron.packing import PackedRows
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -110,6 +111,22 @@ def run_decoder(model: GPTModel, inputs_embeds: Tensor) -> Tensor:
         After the final norm, in Megatron-Core's layout `[T, B, D]`.
     """
     return model.decoder(inputs_embeds.transpose(0, 1).contiguous(), attention_mask=None)
+
+
+def run_packed_decoder(model: GPTModel, inputs_embeds: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
+    """Final hidden states of the first `lens` positions of each row, at no cost for the others.
+
+    Args:
+        inputs_embeds: `[B, T, D]`.
+        lens: `[B]`, in `0..T`, not all 0.
+
+    Returns:
+        Hidden states `[N, D]`, `N = sum(lens)`, and where they stand, `[B, T]` bool.
+    """
+    chosen = torch.arange(inputs_embeds.shape[1], device=lens.device) < lens[:, None]
+    rows = PackedRows(lens.tolist(), inputs_embeds.device)
+    hidden = model.decoder(inputs_embeds[chosen][:, None], attention_mask=None, packed_seq_params=rows)
+    return hidden[:, 0], chosen
 
 
 def embedding_weight(model: GPTModel) -> Tensor:

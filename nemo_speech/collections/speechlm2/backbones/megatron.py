@@ -15,13 +15,14 @@ from nemo_speech.collections.speechlm2.backbones import adapters, loading, savin
 from nemo_speech.collections.speechlm2.backbones.cross_entropy import cross_entropy
 from nemo_speech.collections.speechlm2.backbones.generation import make_request, run_transformers_generate
 from nemo_speech.collections.speechlm2.backbones.padding import Alignment, align
-from nemo_speech.collections.speechlm2.backbones.protocol import LossOutput
+from nemo_speech.collections.speechlm2.backbones.protocol import IGNORED_LABEL, LossOutput
 from nemo_speech.core.errors import ConfigError
 from nemo_speech.megatron import lora as megatron_lora
 from nemo_speech.megatron import weights
 from nemo_speech.megatron.config import check_supported
 from nemo_speech.megatron.generation import CachedDecoder, greedy
-from nemo_speech.megatron.gpt import build_gpt, embed_tokens, output_weight, run_decoder
+from nemo_speech.megatron.gpt import build_gpt, embed_tokens, output_weight, run_decoder, run_packed_decoder
+from nemo_speech.megatron.packing import labelled_lens
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -99,9 +100,15 @@ class MegatronBackbone(nn.Module):
         return F.linear(hidden, output_weight(self.model))
 
     def loss(self, inputs_embeds: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> LossOutput:
-        hidden, alignment = self._hidden(inputs_embeds, attention_mask)
-        labels = labels if alignment is None else alignment.apply(labels)
-        return cross_entropy(hidden, output_weight(self.model), labels.t())
+        alignment = align(attention_mask, 'left')
+        if alignment is not None:
+            inputs_embeds, labels = alignment.apply(inputs_embeds), alignment.apply(labels)
+        inputs_embeds = inputs_embeds.to(self.dtype)
+        if inputs_embeds.device.type == 'cpu':
+            # A GPU would wait for the lengths, and wants a kernel of its own for packed attention.
+            hidden, chosen = run_packed_decoder(self.model, inputs_embeds, labelled_lens(labels, IGNORED_LABEL))
+            return cross_entropy(hidden, output_weight(self.model), labels[chosen])
+        return cross_entropy(run_decoder(self.model, inputs_embeds), output_weight(self.model), labels.t())
 
     @torch.no_grad()
     def generate(

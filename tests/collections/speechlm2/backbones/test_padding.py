@@ -63,3 +63,19 @@ def test_a_batch_without_labels_gives_a_zero_loss_with_a_graph(backend, model_di
     out.loss_sum.backward()
     assert out.loss_sum == 0 and out.num_tokens == 0 and out.num_correct == 0
     assert embeds.grad.abs().sum() == 0
+
+
+def test_gradients_do_not_depend_on_padding_or_on_what_follows_the_last_label(model_dir):
+    backbone = load_backbone(model_dir('qwen2'), 'megatron').train()
+    embeds = torch.randn(3, 9, 32, generator=torch.Generator().manual_seed(0))
+    labels = torch.full((3, 9), -100)
+    labels[0, 2:5], labels[2, 8] = torch.tensor([4, 5, 6]), 7
+    batched, rows = embeds.clone().requires_grad_(), embeds.clone().requires_grad_()
+    loss = backbone.loss(batched, labels)
+    loss.loss_sum.backward()
+    alone = [backbone.loss(rows[:1, :5], labels[:1, :5]), backbone.loss(rows[2:], labels[2:])]
+    sum(out.loss_sum for out in alone).backward()
+    torch.testing.assert_close(loss.loss_sum, sum(out.loss_sum for out in alone))
+    assert loss.num_tokens == 4
+    torch.testing.assert_close(batched.grad, rows.grad)
+    assert batched.grad[0, 5:].abs().sum() == 0 and batched.grad[1].abs().sum() == 0
