@@ -19,7 +19,8 @@ class RandomState(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """States as tensors and plain numbers, which a `weights_only` load accepts."""
-        name, keys, position, has_gauss, gauss = np.random.get_state()
+        state: Any = np.random.get_state(legacy=True)
+        name, keys, position, has_gauss, gauss = state
         return {
             'python': random.getstate(),
             'numpy': (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),

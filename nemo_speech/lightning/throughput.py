@@ -26,4 +26,4 @@ class AudioThroughput(Callback):
         self._steps = [*self._steps[-self.NUM_STEPS :], (time.perf_counter(), audio_s)]
         elapsed_s = self._steps[-1][0] - self._steps[0][0]
         total_s = sum(seconds for _, seconds in self._steps[1:])
-        self.log('audio_s_per_s', total_s / max(elapsed_s, 1e-9), prog_bar=True, batch_size=1)
+        pl_module.log('audio_s_per_s', total_s / max(elapsed_s, 1e-9), prog_bar=True, batch_size=1)

@@ -35,7 +35,8 @@ class RotaryTable:
             with torch.inference_mode(False), torch.no_grad():
                 positions = torch.arange(size, dtype=torch.float32, device=device)
                 angles = positions[:, None] * self.inv_freq.to(device)
-                self._tables[key] = tuple((f(angles) * self.factor).to(dtype) for f in (torch.cos, torch.sin))
+                cos, sin = ((f(angles) * self.factor).to(dtype) for f in (torch.cos, torch.sin))
+                self._tables[key] = cos, sin
         cos, sin = self._tables[key]
         return cos[:num_positions], sin[:num_positions]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -42,12 +43,13 @@ def enable_cpu_support() -> None:
         return
     from megatron.core.tensor_parallel import random as tp_random
 
-    torch.cuda.current_device = _cpu_device
-    torch.cuda.synchronize = _nothing_to_wait_for
+    cuda: Any = torch.cuda
+    cuda.current_device = _cpu_device
+    cuda.synchronize = _nothing_to_wait_for
     tp_random._get_cuda_rng_state = _get_cpu_rng_state
     tp_random._set_cuda_rng_state = _set_cpu_rng_state
-    torch.cuda.get_rng_state = _get_cpu_rng_state
-    torch.cuda.manual_seed = torch.default_generator.manual_seed
+    cuda.get_rng_state = _get_cpu_rng_state
+    cuda.manual_seed = torch.default_generator.manual_seed
     # The tracker warns when the CPU's state changes in its context: on a GPU a mistake, here the very purpose.
     logging.getLogger(tp_random.__name__).addFilter(_is_not_about_cpu_state)
 

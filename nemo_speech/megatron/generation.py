@@ -11,7 +11,7 @@ transformers' `generate` on the same decoder.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class KVCache(Protocol):
     """Keys and values of past tokens; transformers' `DynamicCache` is one."""
 
-    def update(self, keys: Tensor, values: Tensor, layer_index: int) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer_index: int, /) -> tuple[Tensor, Tensor]:
         """Append `[B, G, T, D]` and return all so far."""
 
 
@@ -79,12 +79,10 @@ class _Linear:
 
 
 def _read_linear(module: nn.Module) -> _Linear:
+    base: Any = module.base_layer if isinstance(module, LoRALinear) else module
     lora = None
-    base = module
-    if isinstance(module, LoRALinear):
-        base = module.base_layer
-        if module.applies:
-            lora = (module.fused_a(base.weight.dtype), module.fused_b(base.weight.dtype))
+    if isinstance(module, LoRALinear) and module.applies:
+        lora = (module.fused_a(base.weight.dtype), module.fused_b(base.weight.dtype))
     return _Linear(base.weight, base.bias, lora)
 
 
@@ -102,7 +100,7 @@ class _Layer:
     fc2: _Linear
 
 
-def _read_layer(layer: nn.Module, has_qk_norm: bool) -> _Layer:
+def _read_layer(layer: Any, has_qk_norm: bool) -> _Layer:
     attention = layer.self_attention
     return _Layer(
         input_norm=layer.input_layernorm.weight,
@@ -169,7 +167,7 @@ class CachedDecoder:
     def _attention(self, layer: _Layer, index: int, x: Tensor, cos, sin, cache: KVCache, attend) -> Tensor:
         batch, num_frames, _ = x.shape
         heads = layer.qkv(x).view(batch, num_frames, self.num_groups, -1, self.head_dim)  # [B, T, G, H / G + 2, D]
-        if layer.query_norm is None:
+        if layer.query_norm is None or layer.key_norm is None:
             rotated = rotate(heads[..., :-1, :], cos, sin)  # queries and key of a group lie side by side
             query, key = rotated[..., :-1, :], rotated[..., -1, :]
         else:

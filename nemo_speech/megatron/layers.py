@@ -7,11 +7,13 @@ layers are Megatron-Core's.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear as MCoreColumnParallelLinear
 from megatron.core.tensor_parallel.layers import RowParallelLinear as MCoreRowParallelLinear
 from megatron.core.utils import get_pg_size
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class ColumnParallelLinear(MCoreColumnParallelLinear):
@@ -32,7 +34,7 @@ class RowParallelLinear(MCoreRowParallelLinear):
         return _linear(self, input_, self.weight)
 
 
-def _linear(layer: nn.Module, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+def _linear(layer: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
     if layer.skip_bias_add:
         return F.linear(x, weight), layer.bias
     return F.linear(x, weight, layer.bias), None

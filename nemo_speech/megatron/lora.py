@@ -68,22 +68,26 @@ class LoRALinear(nn.Module):
         self.head_dim = head_dim
         self.is_active = True
         self.is_merged = False
-        weight = base_layer.weight
+        weight = self.base_weight
         # As peft: half-precision models train their adapters in float32.
         dtype = torch.float32 if weight.dtype in (torch.bfloat16, torch.float16) else weight.dtype
-        options = {'dtype': dtype, 'device': weight.device}
-        in_features = weight.shape[1]
+        in_features, device = weight.shape[1], weight.device
         self.lora_A = nn.ParameterDict()
         self.lora_B = nn.ParameterDict()
         for target, spec in self.specs.items():
             rows = self._rows(target)
-            self.lora_A[target] = nn.Parameter(torch.empty(spec.rank, in_features, **options))
-            self.lora_B[target] = nn.Parameter(torch.zeros(rows, spec.rank, **options))
+            self.lora_A[target] = nn.Parameter(torch.empty(spec.rank, in_features, dtype=dtype, device=device))
+            self.lora_B[target] = nn.Parameter(torch.zeros(rows, spec.rank, dtype=dtype, device=device))
         self.reset_parameters()
+
+    @property
+    def base_weight(self) -> Tensor:
+        """`[out, in]` of the base layer."""
+        return self.base_layer.get_parameter('weight')
 
     def _rows(self, target: str) -> int:
         """Output features of a projection."""
-        return self._view(self.base_layer.weight, target).numel() // self.base_layer.weight.shape[1]
+        return self._view(self.base_weight, target).numel() // self.base_weight.shape[1]
 
     def _view(self, fused: Tensor, target: str) -> Tensor:
         """Rows of a projection in a tensor of the fused layout."""
@@ -137,7 +141,7 @@ class LoRALinear(nn.Module):
             return (self.lora_B[target] * spec.scaling).to(dtype)
         total_rank = sum(spec.rank for spec in self.specs.values())
         first = next(iter(self.lora_B.values()))
-        fused = first.new_zeros(self.base_layer.weight.shape[0], total_rank)
+        fused = first.new_zeros(self.base_weight.shape[0], total_rank)
         start = 0
         for target, spec in self.specs.items():
             columns = self._view(fused, target)[..., start : start + spec.rank]
@@ -160,7 +164,7 @@ class LoRALinear(nn.Module):
     def _fold(self, sign: float) -> None:
         if self.is_merged == (sign > 0):
             return
-        weight = self.base_layer.weight
+        weight = self.base_weight
         delta = self.fused_b(torch.float32) @ self.fused_a(torch.float32)
         weight.copy_((weight.float() + sign * delta).to(weight.dtype))
 

@@ -116,7 +116,9 @@ class ConformerEncoder(nn.Module):
         self.dropout_emb = nn.Dropout(dropout_emb)
         if subsampling_factor > 1:
             channels = d_model if subsampling_conv_channels == -1 else subsampling_conv_channels
-            self.pre_encode = ConvSubsampling(subsampling, subsampling_factor, feat_in, d_model, channels)
+            self.pre_encode: ConvSubsampling | nn.Linear = ConvSubsampling(
+                subsampling, subsampling_factor, feat_in, d_model, channels
+            )
         else:
             self.pre_encode = nn.Linear(feat_in, d_model)
         shared_biases = None if untie_biases else zero_pos_biases(n_heads, d_model // n_heads)
@@ -234,7 +236,8 @@ def _refuse_unsupported(
 ) -> None:
     half = (conv_kernel_size - 1) // 2
     contexts = list(att_context_size or [-1, -1])
-    contexts = [list(c) for c in contexts] if contexts and isinstance(contexts[0], Sequence) else [contexts]
+    contexts = [list(c) if isinstance(c, Sequence) else c for c in contexts]
+    contexts = contexts if isinstance(contexts[0], list) else [contexts]
     conv_context = (
         conv_context_size
         if conv_context_size is None or isinstance(conv_context_size, str)

@@ -34,7 +34,8 @@ def mel_filterbank(
         norm: `slaney` gives each triangle the area 2; `None` the height 1.
     """
     bins_hz = np.linspace(0.0, sample_rate / 2, n_fft // 2 + 1)
-    edges_hz = mel_to_hz(np.linspace(hz_to_mel(lowfreq_hz), hz_to_mel(highfreq_hz), num_mels + 2))
+    lowest, highest = hz_to_mel(np.array([lowfreq_hz, highfreq_hz]))
+    edges_hz = mel_to_hz(np.linspace(lowest, highest, num_mels + 2))
     widths_hz = np.diff(edges_hz)
     rising = (bins_hz - edges_hz[:-2, None]) / widths_hz[:-1, None]
     falling = (edges_hz[2:, None] - bins_hz) / widths_hz[1:, None]

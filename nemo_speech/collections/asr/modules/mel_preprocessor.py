@@ -136,7 +136,7 @@ class AudioToMelSpectrogramPreprocessor(nn.Module):
             feats = feats.masked_fill(~valid_mask[:, None, :], self.pad_value)
             if self.pad_to:
                 feats = F.pad(feats, (0, -feats.shape[-1] % self.pad_to), value=self.pad_value)
-        return feats.to(self._dtype_witness.dtype), feat_lens
+        return feats.to(self.get_buffer('_dtype_witness').dtype), feat_lens
 
 
 class LogMelFeaturizer(nn.Module):
@@ -251,7 +251,7 @@ class _FeatureNormalizer:
         """Normalise `[B, F, T]`; invalid frames come out undefined."""
         if self.kind is None:
             return feats
-        if self.kind == 'fixed':
+        if self.fixed is not None:
             mean, std = self.fixed.to(feats.device)[:, None, :, None]
             return (feats - mean) / std
         dims = (2,) if self.kind == 'per_feature' else (1, 2)
@@ -269,9 +269,12 @@ def _samples(key_s: str, seconds: float | None, key: str, samples: int | None, s
         raise ConfigError(
             f'preprocessor: {key_s}={seconds} (seconds) and {key}={samples} (samples) exclude each other'
         )
-    if samples is None and seconds is None:
+    if samples is not None:
+        count = samples
+    elif seconds is not None:
+        count = int(seconds * sample_rate)
+    else:
         raise ConfigError(f'preprocessor: {key_s} (seconds) or {key} (samples) must be given')
-    count = samples if samples is not None else int(seconds * sample_rate)
     if count < 1:
         raise ConfigError(f'preprocessor.{key}: expected at least one sample, got {count}')
     return count

@@ -54,7 +54,7 @@ class ConvSubsampling(nn.Module):
         invalid_mask = _invalid_mask(feats.shape[1], feat_lens)[:, 0]
         x = feats.masked_fill(invalid_mask, 0.0).unsqueeze(1).contiguous(memory_format=torch.channels_last)
         for layer in self.conv:
-            if isinstance(layer, nn.ReLU):
+            if not isinstance(layer, nn.Conv2d):
                 # The end of a stage. In place: these are the largest tensors of the encoder.
                 x = layer(x.masked_fill_(_invalid_mask(x.shape[2], feat_lens), 0.0))
             elif layer.kernel_size == (1, 1):

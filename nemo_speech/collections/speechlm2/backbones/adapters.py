@@ -122,14 +122,15 @@ def resolve_targets(lora: LoraConfig, module_names: Iterable[str], hf_modules: I
             f'lora.target_modules: backend="megatron" has no LoRA for {", ".join(refused)}; '
             'leave it out, or use backend="hf"'
         )
+    ranks, alphas = lora.rank_pattern or {}, lora.alpha_pattern or {}
     specs = {}
     for name in module_names:
         if not check_target_module_exists(lora, name):
             continue
-        rank = lora.rank_pattern.get(get_pattern_key(lora.rank_pattern.keys(), name), lora.r)
+        rank = ranks.get(get_pattern_key(list(ranks), name), lora.r)
         if rank < 1:
             raise ConfigError(f'lora: the rank of {name} is {rank}; r and rank_pattern need positive integers')
-        alpha = lora.alpha_pattern.get(get_pattern_key(lora.alpha_pattern.keys(), name), lora.lora_alpha)
+        alpha = alphas.get(get_pattern_key(list(alphas), name), lora.lora_alpha)
         scaling = alpha / math.sqrt(rank) if lora.use_rslora else alpha / rank
         specs[name] = LoRASpec(rank, scaling, lora.lora_dropout, _INITS[lora.init_lora_weights])
     if not specs:
@@ -207,7 +208,7 @@ def load_adapter_into(backbone: LLMBackbone, directory: str | Path) -> None:
     lora, state = read_adapter(directory)
     if not backbone.has_lora:
         backbone.apply_lora(lora)
-    elif not same_adapter(backbone.lora_config, lora):
+    elif not same_adapter(require_lora(backbone.lora_config), lora):
         raise CheckpointError(
             f'the adapter in {directory} was made with other LoRA settings (r, lora_alpha, target_modules...) '
             'than this backbone has; load it into a backbone without LoRA'

@@ -85,9 +85,12 @@ def make_request(
     Raises:
         ValueError: not exactly one of `inputs_embeds` and `input_ids`, or a mask of another shape.
     """
-    if (inputs_embeds is None) == (input_ids is None):
+    if inputs_embeds is not None and input_ids is None:
+        name, prompt = 'inputs_embeds', inputs_embeds
+    elif input_ids is not None and inputs_embeds is None:
+        name, prompt = 'input_ids', input_ids
+    else:
         raise ValueError('generate() takes either inputs_embeds or input_ids')
-    name, prompt = ('inputs_embeds', inputs_embeds) if input_ids is None else ('input_ids', input_ids)
     if prompt.shape[1] == 0:
         raise ValueError(f'generate() needs at least one position in {name}, got shape {tuple(prompt.shape)}')
     if attention_mask is not None and attention_mask.shape != prompt.shape[:2]:

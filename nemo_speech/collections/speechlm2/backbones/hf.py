@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ class HFBackbone(nn.Module):
         self, model: PreTrainedModel, generation_config: GenerationConfig | None = None, name: str | None = None
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model  # transformers' model, or peft's around it
         self.hf_config = model.config
         self.generation_config = generation_config or model.generation_config
         self.name = name
@@ -57,12 +58,16 @@ class HFBackbone(nn.Module):
         return self.model.get_base_model() if self.has_lora else self.model
 
     @property
+    def _input_embeddings(self) -> Any:
+        return self.base_model.get_input_embeddings()
+
+    @property
     def hidden_size(self) -> int:
         return self.hf_config.get_text_config(decoder=True).hidden_size
 
     @property
     def vocab_size(self) -> int:
-        return self.base_model.get_input_embeddings().weight.shape[0]
+        return self._input_embeddings.weight.shape[0]
 
     @property
     def has_lora(self) -> bool:
@@ -71,10 +76,10 @@ class HFBackbone(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Of the base weights."""
-        return self.base_model.get_input_embeddings().weight.dtype
+        return self._input_embeddings.weight.dtype
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        return self.base_model.get_input_embeddings()(input_ids)
+        return self._input_embeddings(input_ids)
 
     def _align(self, inputs_embeds: Tensor, mask: Tensor | None) -> tuple[Tensor, Alignment | None]:
         # Valid positions first: a causal model needs no mask then, and transformers takes its fastest attention.
@@ -170,7 +175,7 @@ class HFBackbone(nn.Module):
 
     def export_hf(self, directory: str | Path) -> None:
         tensors = {
-            name: saving.LazyTensor(tensor.numel() * tensor.element_size(), lambda t=tensor: t.detach().contiguous())
+            name: saving.LazyTensor(tensor.numel() * tensor.element_size(), partial(_contiguous, tensor))
             for name, tensor in self._base_tensors().items()
         }
         dtype = str(self.dtype).removeprefix('torch.')
@@ -237,6 +242,10 @@ class HFBackbone(nn.Module):
     def disable_adapter(self) -> Iterator[None]:
         with self.model.disable_adapter() if self.has_lora else contextlib.nullcontext():
             yield
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous()
 
 
 def load_hf_backbone(

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemo_speech.core.errors import CheckpointError, MissingDependencyError, ModelNotFoundError
 
@@ -208,7 +208,7 @@ def load_hf_model(source: ModelSource, torch_dtype: torch.dtype | None, trust_re
 
     kwargs = {'gguf_file': source.gguf_file} if source.gguf_file else {}
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(source.directory),
             dtype=torch_dtype or torch.float32,
             trust_remote_code=trust_remote_code,
@@ -223,6 +223,7 @@ def load_hf_model(source: ModelSource, torch_dtype: torch.dtype | None, trust_re
         raise CheckpointError(f'the weights in {source.directory} cannot be loaded: {err}') from err
     from nemo_speech.megatron.weights import mismatch_message
 
+    model, report = loaded
     missing, unexpected = sorted(report['missing_keys']), sorted(report['unexpected_keys'])
     if missing or unexpected:
         raise CheckpointError(f'{source.directory}: {mismatch_message(missing, unexpected)}')

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
@@ -43,7 +45,10 @@ class MegatronForGeneration(PreTrainedModel, GenerationMixin):
         **_unused,
     ) -> CausalLMOutputWithPast:
         """transformers' contract: `attention_mask [B, past + T]`, new tokens only in the other inputs."""
-        x = self.decoder.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        x = inputs_embeds
+        if x is None:
+            assert input_ids is not None
+            x = self.decoder.embed(input_ids)
         cache = past_key_values if cache is None else cache
         cache = DynamicCache() if cache is None else cache
         num_past = cache.get_seq_length()
@@ -54,7 +59,8 @@ class MegatronForGeneration(PreTrainedModel, GenerationMixin):
         cos, sin = (table[position_ids] for table in tables)
         hidden = self.decoder(x, cos, sin, cache, attend)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return CausalLMOutputWithPast(logits=self.decoder.logits(hidden[:, kept]), **{_CACHE_NAME: cache})
+        state: Any = {_CACHE_NAME: cache}
+        return CausalLMOutputWithPast(logits=self.decoder.logits(hidden[:, kept]), **state)
 
 
 def _positions(attention_mask: Tensor | None, num_past: int, x: Tensor) -> Tensor:
@@ -63,7 +69,7 @@ def _positions(attention_mask: Tensor | None, num_past: int, x: Tensor) -> Tenso
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -x.shape[1] :]
 
 
-def _attend(attention_mask: Tensor | dict | None, num_past: int, num_new: int) -> Tensor | str | None:
+def _attend(attention_mask: Any, num_past: int, num_new: int) -> Tensor | str | None:
     """What new tokens may see, from transformers' mask `[B, past + T]`; for caches of a fixed size it is
     `[B, 1, T, all]`, by layer type or not."""
     if isinstance(attention_mask, dict):

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -35,10 +35,23 @@ class LLMBackbone(Protocol):
     contiguous: padding never changes what is computed for them, and what comes out at padding means nothing.
     """
 
-    hidden_size: int
-    vocab_size: int
     hf_config: PretrainedConfig
-    has_lora: bool
+    lora_config: LoraConfig | None
+
+    @property
+    def hidden_size(self) -> int:
+        """Channels of the embeddings."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding table."""
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether LoRA was applied."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """As of any `nn.Module`."""
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Token ids `[B, T]` to embeddings `[B, T, D]`."""

@@ -43,7 +43,7 @@ def write_hf_model(
     config.save_pretrained(directory)
     (directory / 'generation_config.json').write_text(generation_config.to_json_string())
     shards = _plan_shards(tensors)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = 'model.safetensors' if len(shards) == 1 else f'model-{number:05d}-of-{len(shards):05d}.safetensors'
         save_file({name: tensors[name].get().cpu() for name in names}, directory / file, {'format': 'pt'})

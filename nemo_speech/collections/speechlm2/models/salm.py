@@ -25,7 +25,7 @@ from nemo_speech.collections.speechlm2.modules.chunking import encode_in_chunks
 from nemo_speech.collections.speechlm2.modules.perception import PerceptionOutput
 from nemo_speech.collections.speechlm2.modules.splicing import (
     IGNORE_INDEX,
-    SplicedBatch,
+    NextTokenBatch,
     leading_pad_mask,
     shift_for_next_token,
     splice_audio,
@@ -42,7 +42,7 @@ LORA_PATTERN = r'^.+\.lora_.+$'
 class SALMInputs:
     """What the LLM is run on, and what perception said on the way."""
 
-    batch: SplicedBatch  # inputs aligned with next-token targets
+    batch: NextTokenBatch  # inputs aligned with next-token targets
     aux_loss: Tensor | None
     aux_metrics: dict[str, Tensor]
 
@@ -393,7 +393,7 @@ class SALM(ModelPT):
         self.llm.hf_config.save_pretrained(directory / 'llm_backbone')
 
     @classmethod
-    def from_hf_directory(
+    def from_hf_directory(  # type: ignore[override]  # an unknown option is an error, and not a key of the config
         cls,
         directory: Path,
         config: dict[str, Any],
@@ -411,7 +411,8 @@ class SALM(ModelPT):
         """
         cfg = salm_checkpoint.localized_config(directory, config)
         dtype = str(torch_dtype).removeprefix('torch.') if torch_dtype is not None else cfg.torch_dtype or 'float32'
-        return cls(replace(cfg, backend=backend or cfg.backend, torch_dtype=dtype))
+        changes: dict[str, Any] = {'backend': backend or cfg.backend, 'torch_dtype': dtype}
+        return cls(replace(cfg, **changes))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         salm_checkpoint.drop_frozen_weights(self, checkpoint)

@@ -111,5 +111,5 @@ class ValidationSets:
             logger.info('[%s] reference: %s | transcript: %s', name, reference, hypothesis)
         text = '\n\n'.join(f'reference: {r}  \ntranscript: {h}' for r, h in pairs)
         for experiment in (getattr(lg, 'experiment', None) for lg in model.loggers):
-            if hasattr(experiment, 'add_text'):
+            if experiment is not None and hasattr(experiment, 'add_text'):
                 experiment.add_text(f'samples/{name}', text, model.global_step)

@@ -60,6 +60,8 @@ class MultiLayerAdapter(Protocol):
     target_layer_ids: list[int]
     include_final_output: bool
 
+    def __call__(self, layers: list[Tensor], lens: Tensor) -> tuple[Tensor, Tensor]: ...
+
 
 class IdentityConnector(nn.Module):
     """Passes frames through; `proj` behind it is the whole adapter (canary-qwen's way).

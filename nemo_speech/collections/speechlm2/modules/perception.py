@@ -78,6 +78,11 @@ class AudioPerceptionModule(nn.Module):
         ConfigError: A part is missing, or parts do not fit each other.
     """
 
+    # Parts come from configs and may be a user's own, so that their attributes are known by contract only.
+    encoder: Any
+    preprocessor: Any
+    modality_adapter: Any
+
     def __init__(self, cfg: PerceptionConfig | Mapping[str, Any], pretrained_weights: bool = True) -> None:
         super().__init__()
         cfg = cfg if isinstance(cfg, PerceptionConfig) else build_config(PerceptionConfig, cfg, path='perception')
@@ -139,7 +144,7 @@ class AudioPerceptionModule(nn.Module):
 
     def resolved_config(self) -> PerceptionConfig:
         """The config that rebuilds this module without the `.nemo` archive or hub model it was made from."""
-        encoder, adapter = self.cfg.encoder, self.cfg.modality_adapter
+        encoder, adapter = self.cfg.encoder or {}, self.cfg.modality_adapter
         if isinstance(self.encoder, HFSpeechEncoder):
             encoder = {**encoder, 'config': self.encoder.hf_config_dict}
         if isinstance(self.modality_adapter, DataDependentPart):
@@ -164,12 +169,12 @@ class AudioPerceptionModule(nn.Module):
         Raises:
             ValueError: Neither or both of waveforms and features are given.
         """
-        if (input_signal is None) == (processed_signal is None):
-            raise ValueError('give either input_signal with its length, or processed_signal with its length')
-        if processed_signal is None:
+        if input_signal is not None and input_signal_length is not None and processed_signal is None:
             output = self.encode(input_signal, input_signal_length)
-        else:
+        elif processed_signal is not None and processed_signal_length is not None and input_signal is None:
             output = self.adapt(self.encode_inputs(processed_signal, processed_signal_length))
+        else:
+            raise ValueError('give either input_signal with its length, or processed_signal with its length')
         return output.embeddings, output.lens
 
     def encode(
@@ -316,8 +321,9 @@ def _accept_nemo_keys(module: nn.Module, state_dict: dict[str, Tensor], prefix: 
 
 def _build_encoder(cfg: Mapping[str, Any], pretrained_weights: bool) -> nn.Module:
     target = resolve_target(cfg.get('_target_', ''), path='perception.encoder')
-    without_weights = {'pretrained_weights': False} if issubclass(target, HFSpeechEncoder) else {}
-    return instantiate(cfg, path='perception.encoder', **({} if pretrained_weights else without_weights))
+    if issubclass(target, HFSpeechEncoder) and not pretrained_weights:
+        return instantiate(cfg, path='perception.encoder', pretrained_weights=False)
+    return instantiate(cfg, path='perception.encoder')
 
 
 def _build_preprocessor(cfg: PerceptionConfig, encoder: nn.Module) -> nn.Module | None:
@@ -332,7 +338,7 @@ def _build_preprocessor(cfg: PerceptionConfig, encoder: nn.Module) -> nn.Module 
     return instantiate(cfg.preprocessor, path='perception.preprocessor')
 
 
-def _build_projection(cfg: PerceptionConfig, adapter: nn.Module) -> nn.Module:
+def _build_projection(cfg: PerceptionConfig, adapter: Any) -> nn.Module:
     if cfg.modality_adapter.get('d_model') is None or cfg.modality_adapter.get('output_dim') is not None:
         return nn.Identity()
     if cfg.output_dim is None:

@@ -24,6 +24,15 @@ class SplicedBatch:
     target_ids: Tensor | None  # [B, T] int64, the token AT each position, IGNORE_INDEX where it carries no loss
 
 
+@dataclass
+class NextTokenBatch:
+    """A batch to train on: at each position the token that comes NEXT."""
+
+    input_embeds: Tensor  # [B, T, H]
+    attention_mask: Tensor  # [B, T] bool, True = the next token is valid
+    target_ids: Tensor  # [B, T] int64, IGNORE_INDEX where there is no loss
+
+
 def leading_pad_mask(input_ids: Tensor, pad_id: int) -> Tensor:
     """Valid positions `[B, T]` of left-padded ids: only the run of `pad_id` at the start of a row is padding."""
     return (input_ids != pad_id).cumsum(dim=1) > 0
@@ -91,10 +100,10 @@ def splice_audio(
     return SplicedBatch(embeds, mask, targets)
 
 
-def shift_for_next_token(batch: SplicedBatch) -> SplicedBatch:
+def shift_for_next_token(batch: SplicedBatch) -> NextTokenBatch:
     """Align inputs of a right-padded batch with what they predict: position t gets the token at t + 1 as target.
 
     A row's last token predicts nothing and becomes padding.
     """
     assert batch.target_ids is not None
-    return SplicedBatch(batch.input_embeds[:, :-1], batch.attention_mask[:, 1:], batch.target_ids[:, 1:])
+    return NextTokenBatch(batch.input_embeds[:, :-1], batch.attention_mask[:, 1:], batch.target_ids[:, 1:])
