@@ -16,8 +16,9 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from nemo_speech.core.archive import NemoArchive, read_nemo, write_nemo
-from nemo_speech.core.errors import CheckpointError, ConfigError, ModelNotFoundError
+from nemo_speech.core.errors import CheckpointError, ConfigError
 from nemo_speech.core.freezing import FreezeReport, freeze_by_patterns
+from nemo_speech.core.hub import find_directory
 from nemo_speech.core.instantiate import resolve_target
 from nemo_speech.core.optim import build_optimizer, build_scheduler, group_parameters
 from nemo_speech.core.schema import build_config, config_to_dict
@@ -276,31 +277,6 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
     if faults:
         logger.warning('%s: %s', source, '; '.join(faults))
     module.load_state_dict({k: v for k, v in weights.items() if k in own}, strict=False)
-
-
-def find_directory(model_id: str | Path, *, revision: str | None = None) -> Path:
-    """A local directory, or the local copy of a hub model (fetched if need be).
-
-    Raises:
-        ModelNotFoundError: Neither; says what was tried.
-    """
-    if Path(model_id).is_dir():
-        return Path(model_id)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(str(model_id), revision=revision))
-    except HFValidationError as err:
-        raise ModelNotFoundError(
-            f"'{model_id}' is no directory here, and no 'owner/name' of the Hugging Face hub."
-        ) from err
-    except LocalEntryNotFoundError as err:
-        raise ModelNotFoundError(
-            f"'{model_id}' is no directory here, not in the Hugging Face cache, and the hub is out of reach."
-        ) from err
-    except HfHubHTTPError as err:
-        raise ModelNotFoundError(f"'{model_id}' is no directory here, and the Hugging Face hub says: {err}") from err
 
 
 def _listed(what: str, names: list[str], shown: int = 5) -> str:

@@ -7,9 +7,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from nemo_speech.core import instantiate as instantiate_module
-from nemo_speech.core.errors import CheckpointError, ConfigError, ModelNotFoundError
+from nemo_speech.core.errors import CheckpointError, ConfigError
 from nemo_speech.core.instantiate import register_target
-from nemo_speech.core.model import ModelConfig, ModelPT, find_directory
+from nemo_speech.core.model import ModelConfig, ModelPT
 
 
 @dataclass(kw_only=True)
@@ -149,16 +149,6 @@ def test_from_pretrained_names_what_is_wrong(tmp_path):
     (tmp_path / 'config.json').write_text('{"width": 3}')
     with pytest.raises(CheckpointError, match='no ../x.safetensors in it'):
         Tiny.from_pretrained(tmp_path)
-
-
-def test_find_directory_of_a_name_that_nothing_has(monkeypatch):
-    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
-    with pytest.raises(
-        ModelNotFoundError, match="'no/such-model' is no directory here, not in the Hugging Face cache"
-    ):
-        find_directory('no/such-model')
-    with pytest.raises(ModelNotFoundError, match="no 'owner/name' of the Hugging Face hub"):
-        find_directory('not/a/name')
 
 
 def test_configure_optimizers_takes_trainable_parameters_in_groups():

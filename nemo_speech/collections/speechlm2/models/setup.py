@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +12,7 @@ from nemo_speech.collections.speechlm2.backbones import LLMBackbone
 from nemo_speech.collections.speechlm2.config import SALMConfig
 from nemo_speech.collections.speechlm2.modules.perception import AudioPerceptionModule, load_nemo_perception
 from nemo_speech.core.errors import ConfigError
+from nemo_speech.core.hub import find_archive
 
 if TYPE_CHECKING:
     from nemo_speech.collections.speechlm2.models.salm import SALM
@@ -23,10 +23,12 @@ def build_perception(
 ) -> AudioPerceptionModule:
     """Build perception so that it ends in the LLM's embedding space.
 
-    The encoder is that of the `.nemo` archive `pretrained_asr` if there is one, else what `perception.encoder` says.
+    The encoder is that of the `.nemo` archive `pretrained_asr`, a path or a hub id, if there is one, else what
+    `perception.encoder` says.
 
     Raises:
         ConfigError: `perception.output_dim` is not the LLM's hidden size.
+        ModelNotFoundError: `pretrained_asr` is not there.
     """
     output_dim = cfg.perception.output_dim or llm.hidden_size
     if output_dim != llm.hidden_size:
@@ -36,7 +38,7 @@ def build_perception(
         )
     perception_cfg = replace(cfg.perception, output_dim=output_dim)
     if cfg.pretrained_asr is not None and cfg.pretrained_weights:
-        perception = load_nemo_perception(Path(cfg.pretrained_asr), perception_cfg)
+        perception = load_nemo_perception(find_archive(cfg.pretrained_asr), perception_cfg)
     else:
         perception = AudioPerceptionModule(perception_cfg, pretrained_weights=cfg.pretrained_weights)
     if hasattr(perception.modality_adapter, 'bind_llm'):
