@@ -20,7 +20,7 @@ def find_directory(model_id: str | Path, *, revision: str | None = None) -> Path
 
 
 def find_archive(model_id: str | Path, *, revision: str | None = None) -> Path:
-    """A local `.nemo` archive, or the local copy of `name.nemo` of the hub model `owner/name`, where NeMo publishes it.
+    """A local `.nemo` archive, or the local copy of `name.nemo` of the hub model `owner/name`, as NeMo has them.
 
     Raises:
         ModelNotFoundError: Neither; says what was tried.

@@ -41,7 +41,7 @@ class SALMConfig(ModelConfig):
     perception: PerceptionConfig
     prompt_format: str
     pretrained_asr: str | None = None
-    """`.nemo` archive (path or hub id) whose preprocessor and encoder are taken; None: `perception.encoder` says what."""
+    """`.nemo` archive (path or hub id) that brings preprocessor and encoder; None: `perception.encoder` says what."""
     pretrained_weights: bool = True
     """False: build the architecture only; the weights come from a checkpoint."""
     audio_locator_tag: str = '<|audioplaceholder|>'
