@@ -265,7 +265,7 @@ class SALM(ModelPT):
     def on_validation_epoch_end(self) -> None:
         metrics = self._validation.compute(self)
         if metrics:
-            self.log_dict(metrics, sync_dist=False, prog_bar=False)
+            self.log_dict(metrics, sync_dist=True, prog_bar=False)  # they are equal on all ranks already
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step
