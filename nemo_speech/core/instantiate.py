@@ -110,7 +110,8 @@ def build_object(target: type, kwargs: Mapping[str, Any], *, path: str = '') -> 
     """Call `target(**kwargs)` after checking the names against its signature.
 
     Raises:
-        ConfigError: An unknown or missing argument, or a `ValueError` of the constructor, with `path` before it.
+        ConfigError: An unknown or missing argument, or a `ValueError` or `TypeError` of the constructor, with `path`
+            before it.
     """
     where = f'{path}: ' if path else ''
     if hasattr(target, '__dataclass_fields__'):
@@ -129,7 +130,7 @@ def build_object(target: type, kwargs: Mapping[str, Any], *, path: str = '') -> 
         return target(**{key: _as_number(named.get(key), value) for key, value in kwargs.items()})
     except ConfigError:
         raise
-    except ValueError as err:
+    except (TypeError, ValueError) as err:
         raise ConfigError(f'{where}{target.__name__}: {err}') from err
 
 

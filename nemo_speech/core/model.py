@@ -191,6 +191,8 @@ class ModelPT(LightningModule):
         from safetensors.torch import save_file
 
         directory = Path(save_directory)
+        if directory.exists() and not directory.is_dir():
+            raise CheckpointError(f'{directory} is a file; a model is saved as a directory, so name another place.')
         directory.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.hf_config(), indent=2, sort_keys=True, ensure_ascii=False)
         (directory / CONFIG_FILE).write_text(text + '\n', encoding='utf-8')

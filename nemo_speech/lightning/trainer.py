@@ -14,6 +14,10 @@ _HALF = {
     'bf16': 'bf16-mixed',
     'fp16': '16-mixed',
 }
+_PRECISIONS = (
+    *(None, 64, 32, 16, '64', '32', '16', '64-true', '32-true', '16-true', 'bf16-true', '16-mixed', 'bf16-mixed'),
+    *('transformer-engine', 'transformer-engine-float16'),
+)
 
 
 @dataclass(kw_only=True)
@@ -127,6 +131,9 @@ def _set_precision(kwargs: dict[str, Any]) -> None:
     precision = kwargs['precision']
     if isinstance(precision, str):
         precision = _HALF.get(precision, precision)
+    if precision not in _PRECISIONS:
+        known = ', '.join(str(name) for name in _PRECISIONS if isinstance(name, str))
+        raise ConfigError(f'trainer.precision: {precision!r} is not known; known are 16, 32, 64, {known}.')
     kwargs['precision'] = precision
     if precision in ('bf16-true', '16-true'):
         from nemo_speech.lightning.precision import HalfPrecisionForAudio

@@ -115,6 +115,7 @@ def test_instantiate_builds_nested_targets():
         ),
         ({'_target_': 'torch.nn.Linear', '_partial_': True}, "'_partial_' is not supported"),
         ({'_target_': 'torch.nn.Dropout', 'p': 3.0}, 'model.proj: Dropout: .*has to be between 0 and 1'),
+        ({'_target_': 'torch.nn.Linear', 'in_features': 'many', 'out_features': 3}, 'model.proj: Linear: '),
         ({'_target_': 'torch.nn.Sequential', 'x': {'_target_': 'os.system'}}, "model.proj.x: _target_ 'os.system'"),
         ({'_target_': 'torch.nn.ModuleList', 'modules': [{'_target_': 'os.system'}]}, r'model.proj.modules\[0\]: '),
     ],

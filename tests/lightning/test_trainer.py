@@ -72,6 +72,7 @@ def test_auto_takes_the_cpu():
     [
         ({'max_step': 1}, r"trainer.max_step: unknown key. Did you mean 'max_steps'\?"),
         ({'max_steps': 1.5}, 'trainer.max_steps: expected int, got 1.5'),
+        ({'precision': 'fp7', 'accelerator': 'cpu'}, "trainer.precision: 'fp7' is not known; known are 16, 32"),
         ({'gradient_clip_algorithm': 'x'}, "trainer.gradient_clip_algorithm: expected one of 'norm', 'value'"),
         (
             {'strategy': {'_target_': 'os.system'}, 'accelerator': 'cpu'},

@@ -48,6 +48,8 @@ def _from_samples(source: np.ndarray | Tensor) -> Tensor:
     samples = torch.as_tensor(source).detach().cpu()
     if samples.dim() not in (1, 2):
         raise AudioError(f'Expected samples [S] or [C, S], got shape {list(samples.shape)}.')
+    if samples.is_complex():
+        raise AudioError('Expected samples as integers or floating-point numbers, got complex ones.')
     if not samples.is_floating_point():
         if samples.dtype == torch.uint8:
             samples = (samples.float() - 128) / 128

@@ -14,7 +14,6 @@ from lhotse.utils import split_sequence, streaming_shuffle
 
 from nemo_speech.collections.common.data.constraints import make_constraint, split_to_budget
 from nemo_speech.collections.common.data.loading_config import LhotseDataLoadingConfig
-from nemo_speech.core.errors import DataError
 
 __all__ = ['batches_of_examples', 'bucket_bins', 'batches_of_rank']
 
@@ -66,11 +65,7 @@ def batches_of_examples(
 
 
 def bucket_bins(examples: Iterable[Any], config: LhotseDataLoadingConfig) -> list[Any] | None:
-    """Bounds between buckets, or None without bucketing: given, evenly spaced to `max_duration`, or estimated.
-
-    Raises:
-        DataError: There is not one example to estimate from.
-    """
+    """Bounds between buckets, or None without bucketing: given, evenly spaced to `max_duration`, or estimated."""
     if not config.is_bucketed:
         return None
     if config.bins is not None:
@@ -83,7 +78,7 @@ def bucket_bins(examples: Iterable[Any], config: LhotseDataLoadingConfig) -> lis
     constraint = make_constraint(config)
     lengths = [_Measured(constraint.measure_length(e)) for e in islice(examples, config.num_cuts_for_bins_estimate)]
     if not lengths:
-        raise DataError("No example is left to estimate bucket bounds from. Check the sources and the filters.")
+        return []  # one bucket; the loader will find no batch, and says what was dropped
     num_buckets = min(config.num_buckets, len(lengths))
     # Plain floats: the bins go into checkpoints, which are loaded without unpickling objects.
     return [] if num_buckets == 1 else [float(b) for b in estimate_duration_buckets(lengths, num_buckets)]

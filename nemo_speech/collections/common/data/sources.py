@@ -260,7 +260,7 @@ def _parse_item(item: Mapping[str, Any], context: SourceContext) -> Source:
     kind = SOURCE_TYPES.get(item['type'])
     if kind is None:
         raise ConfigError(
-            f"{context.where}.type: no source type {item['type']!r}.{did_you_mean(item['type'], SOURCE_TYPES)} "
+            f"{context.where}.type: no source type {item['type']!r}. {did_you_mean(item['type'], SOURCE_TYPES)} "
             f"Types are {', '.join(sorted(SOURCE_TYPES))}; more with data_type_parser(name)."
         )
     if kind.schema is None:
@@ -294,13 +294,13 @@ def _with_item_options(context: SourceContext, item: SourceItem) -> SourceContex
 
 
 def _mix(sources: list[Source], weights: list[float | None], context: SourceContext) -> Source:
-    if len(sources) == 1:
-        return sources[0]
     given = [weight for weight in weights if weight is not None]
     if given and len(given) < len(weights):
         raise ConfigError(f"{context.where}: {len(given)} of {len(weights)} sources have a weight; give all or none.")
     if any(not weight > 0 for weight in given):
         raise ConfigError(f"{context.where}: weights must be positive, but are {weights}.")
+    if len(sources) == 1:
+        return sources[0]
     parts = [source.examples for source in sources]
     if not context.force_finite:
         parts = [

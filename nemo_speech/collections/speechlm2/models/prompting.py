@@ -43,6 +43,8 @@ def collate_prompts(
         AudioError: An audio file cannot be read.
     """
     if isinstance(prompts, Tensor):
+        if prompts.dim() != 2:
+            raise DataError(f'Expected token ids [B, T], got shape {list(prompts.shape)}.')
         input_ids = prompts.to(model.device)
         token_mask = leading_pad_mask(input_ids, model.text_pad_id)
         paths: list[str] = []
@@ -59,6 +61,11 @@ def collate_prompts(
         audios, audio_lens = torch.zeros(0, 0), torch.zeros(0, dtype=torch.long)
     if audio_lens is None:
         raise DataError('`audios` needs `audio_lens`, the number of samples of each row.')
+    if audio_lens.shape != audios.shape[:1] or (len(audios) and int(audio_lens.max()) > audios.shape[1]):
+        raise DataError(
+            f'`audio_lens` {audio_lens.tolist()} does not fit `audios` {list(audios.shape)}: expected one length for '
+            'each row, at most its number of samples.'
+        )
     return PromptBatch(input_ids, token_mask, audios.to(model.device), audio_lens.to(model.device))
 
 
@@ -69,9 +76,13 @@ def tokenize_dialogs(
     formatter = PromptFormatter.resolve(model.cfg.prompt_format)(model.tokenizer)
     ids: list[Tensor] = []
     paths: list[str] = []
+    if isinstance(dialogs, (str, Mapping)) or not len(dialogs):
+        raise DataError(f'Expected a list of dialogs, each a list of turns {{"role", "content"}}, got {dialogs!r}.')
     for dialog in dialogs:
         turns = []
         for turn in dialog:
+            if not isinstance(turn, Mapping):
+                raise DataError(f'Expected a turn {{"role": ..., "content": ...}}, got {turn!r}.')
             found = turn.get('audio', [])
             paths.extend(str(p) for p in ([found] if isinstance(found, (str, Path)) else found))
             turns.append(_escaped(turn, model.audio_locator_tag))

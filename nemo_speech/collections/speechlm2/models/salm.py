@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nemo_speech.collections.common.prompts import PromptFormatter
 from nemo_speech.collections.common.tokenizers import AutoTokenizer, resolve_pad_id
 from nemo_speech.collections.speechlm2.backbones import load_backbone
 from nemo_speech.collections.speechlm2.config import SALMConfig
@@ -35,6 +36,7 @@ from nemo_speech.core.freezing import eval_frozen_modules
 from nemo_speech.core.model import ModelPT
 from nemo_speech.lightning.reduce import mean_over_ranks
 
+TORCH_DTYPES = ('float32', 'bfloat16', 'float16')
 LORA_PATTERN = r'^.+\.lora_.+$'
 
 
@@ -65,6 +67,7 @@ class SALM(ModelPT):
         super().__init__(cfg)
         cfg = self.cfg
         dtype = getattr(torch, cfg.torch_dtype) if cfg.torch_dtype else torch.get_default_dtype()
+        PromptFormatter.resolve(cfg.prompt_format)  # a wrong name is told now, and not at the first answer
         self.tokenizer = AutoTokenizer(
             cfg.tokenizer_path or cfg.pretrained_llm, trust_remote_code=cfg.trust_remote_code
         )
@@ -411,6 +414,8 @@ class SALM(ModelPT):
         """
         cfg = salm_checkpoint.localized_config(directory, config)
         dtype = str(torch_dtype).removeprefix('torch.') if torch_dtype is not None else cfg.torch_dtype or 'float32'
+        if dtype not in TORCH_DTYPES:
+            raise ConfigError(f'torch_dtype={dtype}: expected one of {", ".join(TORCH_DTYPES)}.')
         changes: dict[str, Any] = {'backend': backend or cfg.backend, 'torch_dtype': dtype}
         return cls(replace(cfg, **changes))
 

@@ -85,7 +85,12 @@ def transcribe(
     Raises:
         AudioError: An input cannot be read, and `on_audio_error` is `raise`.
         DataError: A manifest has no audio, or is malformed.
+        ValueError: `batch_size` or `max_segment_s` is too small.
     """
+    if batch_size < 1:
+        raise ValueError(f'batch_size={batch_size}: expected at least 1.')
+    if max_segment_s < 0.2:
+        raise ValueError(f'max_segment_s={max_segment_s}: expected at least 0.2 s.')
     sources = list(list_sources(audio))
     pieces: list[Piece] = []
     results: list[Hypothesis] = []

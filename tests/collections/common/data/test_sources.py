@@ -337,6 +337,13 @@ def test_weights_are_all_or_none(tmp_path):
         examples(as_conversation(path, weight=1.0), as_conversation(path))
 
 
+@pytest.mark.parametrize('weight', [0, -1.0])
+def test_weight_of_a_lone_source_is_checked_too(tmp_path, weight):
+    path = write_jsonl(tmp_path / 'm', nemo_rows([1.0]))
+    with pytest.raises(ConfigError, match='weights must be positive'):
+        examples(as_conversation(path, weight=weight))
+
+
 def test_empty_source_in_a_mix_is_an_error(tmp_path):
     good, empty = write_jsonl(tmp_path / 'm', nemo_rows([1.0])), write_jsonl(tmp_path / 'e', [])
     with pytest.raises(DataError, match=r'input_cfg\[1\] has no usable examples'):

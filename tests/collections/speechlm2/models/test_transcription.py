@@ -9,7 +9,7 @@ import soundfile
 import torch
 
 from nemo_speech.collections.speechlm2 import SALM
-from nemo_speech.core.errors import AudioError, ConfigError
+from nemo_speech.core.errors import AudioError, CheckpointError, ConfigError, DataError
 from tests.tiny import salm_config
 
 OPTIONS = {'max_new_tokens': 4, 'verbose': False}
@@ -94,3 +94,45 @@ def test_answer_that_runs_in_a_loop_is_cut_and_counted(model, clips, monkeypatch
     assert '1 of 2 answers repeated themselves' in caplog.text
     kept = model.transcribe(clips[:2], cut_loops=False, **options)
     assert sorted(len(h.y_sequence) for h in kept) == [7, 8]
+
+
+@pytest.mark.parametrize('option', [{'batch_size': 0}, {'max_segment_s': 0}], ids=lambda o: next(iter(o)))
+def test_sizes_that_make_no_sense_are_named(model, clips, option):
+    with pytest.raises(ValueError, match=f'{next(iter(option))}=0: expected at least'):
+        model.transcribe(clips[:1], **option, **OPTIONS)
+
+
+def test_complex_samples_are_refused(model):
+    with pytest.raises(AudioError, match='got complex ones'):
+        model.transcribe(np.zeros(800, complex), **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    'prompts, audio, message',
+    [
+        pytest.param('hi', {}, 'Expected a list of dialogs', id='a string'),
+        pytest.param([], {}, 'Expected a list of dialogs', id='nothing'),
+        pytest.param([['hi']], {}, 'Expected a turn .* got .hi.', id='a turn that is a string'),
+        pytest.param(torch.zeros(3, dtype=torch.long), {}, r'Expected token ids \[B, T\]', id='one row of ids'),
+        pytest.param([[{}]], {'audio_lens': torch.tensor([9])}, r'`audio_lens` \[9\] does not fit', id='too long'),
+        pytest.param([[{}]], {'audio_lens': torch.tensor([8, 8])}, 'does not fit', id='too many lengths'),
+    ],
+)
+def test_malformed_prompts_are_told(model, prompts, audio, message):
+    if audio:
+        prompts, audio = [[{'role': 'user', 'content': model.audio_locator_tag}]], {
+            'audios': torch.zeros(1, 8),
+            **audio,
+        }
+    with pytest.raises(DataError, match=message):
+        model.generate(prompts, max_new_tokens=1, **audio)
+
+
+def test_model_with_an_unknown_prompt_format_or_dtype_is_refused_at_once(model, tiny_llm, tmp_path):
+    with pytest.raises(ConfigError, match="Unknown prompt format 'llama9'"):
+        SALM(salm_config(tiny_llm, prompt_format='llama9'))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match='torch_dtype=int7: expected one of float32'):
+        SALM.from_pretrained(tmp_path, torch_dtype='int7')
+    with pytest.raises(CheckpointError, match='config.json is a file'):
+        model.save_pretrained(tmp_path / 'config.json')
