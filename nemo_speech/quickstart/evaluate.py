@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nemo_speech.collections.common.prompts import PromptFormatter
     from nemo_speech.collections.speechlm2 import SALM
 
+NUM_BEAMS = 2  # on a part of the training clips: 42% WER, greedy 46%
 BATCH_SIZE = 12
 # An answer that runs on is cut where no speaker could have got to: the prompts hold about 4 tokens a second. Without
 # it a barely trained model would spend minutes on repeating itself.
@@ -153,13 +154,17 @@ def some_clips(clips: Sequence[Clip], num_clips: int) -> list[Clip]:
 
 
 def transcribe_clips(model: SALM, clips: Sequence[Clip], name: str, language: str) -> SetResult:
-    """Greedy transcripts of the SALM and, where the adapter has one, of its CTC head."""
+    """Transcripts of the SALM and, where the adapter has one, of its CTC head."""
     results = {}
     for batch in _batches(clips, f'Transcribing, {name}'):
         audios, audio_lens = _load(batch, model)
         limit = max_new_tokens(batch[0].duration_s)
         paths = [clip.path for clip in batch]
-        texts = {'salm': model.transcribe(paths, batch_size=BATCH_SIZE, max_new_tokens=limit, verbose=False)}
+        texts = {
+            'salm': model.transcribe(
+                paths, batch_size=BATCH_SIZE, max_new_tokens=limit, num_beams=NUM_BEAMS, verbose=False
+            )
+        }
         heard = model.ctc_transcripts(audios, audio_lens)
         if heard is not None:
             texts['ctc'] = heard
@@ -183,6 +188,7 @@ def transcribe_long(model: SALM, clips: Sequence[Clip], language: str) -> SetRes
         batch_size=BATCH_SIZE,
         max_new_tokens=max_new_tokens(MAX_LONG_SEGMENT_S),
         max_segment_s=MAX_LONG_SEGMENT_S,
+        num_beams=NUM_BEAMS,
         verbose=False,
     )
     result = SetResult('held out, long', [_result(c, {'salm': t}, language) for c, t in zip(clips, texts)])

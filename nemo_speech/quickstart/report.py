@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_speech.quickstart.charts import bar_chart, line_chart
-from nemo_speech.quickstart.evaluate import TITLES, ClipResult, Evaluation, SetResult
+from nemo_speech.quickstart.evaluate import NUM_BEAMS, TITLES, ClipResult, Evaluation, SetResult
 from nemo_speech.quickstart.speech import PreparedSpeech, duration_histogram
 
 NUM_WORST = 12
@@ -269,7 +269,7 @@ def usage_lines(model_dir: Path) -> str:
     return (
         'from nemo_speech.collections.speechlm2 import SALM\n'
         f'model = SALM.from_pretrained({str(model_dir)!r}).eval()\n'
-        "print(model.transcribe(['speech.wav'])[0])"
+        f"print(model.transcribe(['speech.wav'], num_beams={NUM_BEAMS})[0])"
     )
 
 
