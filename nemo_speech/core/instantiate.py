@@ -211,6 +211,7 @@ def _build_nested(value: Any, path: str) -> Any:
 
 
 def _parameters(target: type) -> dict[str, inspect.Parameter]:
+    # mypy warns that a subclass may change __init__; here the class is the very one that is built.
     parameters = dict(inspect.signature(target.__init__).parameters)  # type: ignore[misc]
     parameters.pop(next(iter(parameters), ''), None)  # self
     return parameters

@@ -36,7 +36,7 @@ class Novograd(Optimizer):
         )
         super().__init__(params, defaults)
 
-    @torch.no_grad()
+    @torch.no_grad()  # torch types step by two overloads; one signature covers both
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One update; returns the closure's loss."""
         loss = _loss(closure)
@@ -97,7 +97,7 @@ class Adan(Optimizer):
         )
         super().__init__(params, defaults)
 
-    @torch.no_grad()
+    @torch.no_grad()  # torch types step by two overloads; one signature covers both
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One update; returns the closure's loss."""
         loss = _loss(closure)

@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,8 @@ class LoRALinear(nn.Module):
         head_dim: For `linear_qkv`.
     """
 
+    base_layer: Any  # Megatron-Core's layers are untyped
+
     def __init__(
         self,
         base_layer: nn.Module,
@@ -83,7 +85,7 @@ class LoRALinear(nn.Module):
     @property
     def base_weight(self) -> Tensor:
         """`[out, in]` of the base layer."""
-        return self.base_layer.get_parameter('weight')
+        return self.base_layer.weight
 
     def _rows(self, target: str) -> int:
         """Output features of a projection."""

@@ -34,6 +34,8 @@ class AudioToMelSpectrogramPreprocessor(nn.Module):
             frame splicing, an injected random generator).
     """
 
+    _dtype_witness: Tensor
+
     def __init__(
         self,
         sample_rate: int = 16000,
@@ -136,7 +138,7 @@ class AudioToMelSpectrogramPreprocessor(nn.Module):
             feats = feats.masked_fill(~valid_mask[:, None, :], self.pad_value)
             if self.pad_to:
                 feats = F.pad(feats, (0, -feats.shape[-1] % self.pad_to), value=self.pad_value)
-        return feats.to(self.get_buffer('_dtype_witness').dtype), feat_lens
+        return feats.to(self._dtype_witness.dtype), feat_lens
 
 
 class LogMelFeaturizer(nn.Module):
