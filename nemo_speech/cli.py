@@ -36,6 +36,7 @@ USER_ERRORS = (AudioError, CheckpointError, ConfigError, DataError, MissingDepen
 SCRIPTS = {
     'salm-train': ('examples/speechlm2/salm_train.py', 'train a SALM (Hydra arguments: trainer.max_steps=10 ...)'),
     'salm-eval': ('examples/speechlm2/salm_eval.py', 'word error rate of a SALM on a manifest (Hydra arguments)'),
+    'to-hf': ('examples/speechlm2/to_hf.py', 'turn a training checkpoint into a SALM directory (Hydra arguments)'),
     'salm-generate': ('examples/speechlm2/salm_generate.py', 'answers of a SALM to conversations (Hydra arguments)'),
 }
 COMMANDS = {

@@ -151,3 +151,39 @@ def test_unreadable_audio_stops_the_run_or_is_skipped_and_counted_by_policy(tiny
     config['exp_manager']['explicit_log_dir'] = str(tmp_path / 'again')
     run(config)
     assert 'dropped' in caplog.text and 'gone.wav' in caplog.text
+
+
+def test_the_command_of_the_readme_trains_validates_and_saves_in_epochs_shorter_than_the_interval(
+    tiny_llm, tiny_cuts, tmp_path
+):
+    from nemo_speech.collections.speechlm2.modules.perception import AudioPerceptionModule
+    from nemo_speech.core.archive import write_nemo
+
+    parts = salm_config(tiny_llm)['perception']
+    perception = AudioPerceptionModule({**parts, 'output_dim': 32})
+    weights = {k: v for k, v in perception.state_dict().items() if k.startswith(('encoder.', 'preprocessor.'))}
+    config = {'target': 'nemo.collections.asr.models.EncDecCTCModelBPE'}
+    write_nemo(tmp_path / 'stt.nemo', config | {key: parts[key] for key in ('preprocessor', 'encoder')}, weights)
+    # As docs/data.md shows it: nothing in it but where the data is.
+    source = [{'type': 'lhotse_as_conversation', 'cuts_path': str(tiny_cuts), 'tags': {'context': 'Transcribe:'}}]
+    data = write_json(tmp_path / 'data.yaml', source)
+    adapter = 'model.perception.modality_adapter'
+    arguments = [
+        f'model.pretrained_llm={tiny_llm}',
+        f'model.pretrained_asr={tmp_path}/stt.nemo',
+        'model.prompt_format=qwen',
+        f'data.train_ds.input_cfg={data}',
+        f'data.validation_ds.datasets.val_set_0.input_cfg={data}',
+        'trainer.max_steps=5',
+        'trainer.precision=32',
+        # 12 clips in batches of 4 are 3 steps an epoch
+        'trainer.val_check_interval=4',
+        *(f'{adapter}.{key}' for key in ('feat_in=16', 'd_model=16', 'n_heads=2', 'n_layers=1')),
+    ]
+    script = REPO / 'examples/speechlm2/salm_train.py'
+    done = subprocess.run([sys.executable, script, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 'Step 4: ' in done.stderr + done.stdout
+    results = tmp_path / 'salm_results'
+    assert list(results.glob('checkpoints/*step=4.ckpt')) and (results / 'hf' / 'model.safetensors').is_file()
+    assert 'val_wer_val_set_0' in next(results.rglob('metrics.csv')).read_text()

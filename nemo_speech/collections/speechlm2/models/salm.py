@@ -35,7 +35,9 @@ from nemo_speech.core.errors import ConfigError, DataError
 from nemo_speech.core.freezing import eval_frozen_modules
 from nemo_speech.core.model import ModelPT
 from nemo_speech.lightning.reduce import mean_over_ranks
+from nemo_speech.utils.logging import get_logger
 
+logger = get_logger(__name__)
 TORCH_DTYPES = ('float32', 'bfloat16', 'float16')
 LORA_PATTERN = r'^.+\.lora_.+$'
 
@@ -269,6 +271,7 @@ class SALM(ModelPT):
         metrics = self._validation.compute(self)
         if metrics:
             self.log_dict(metrics, sync_dist=True, prog_bar=False)  # they are equal on all ranks already
+            logger.info('Step %d: %s', self.global_step, ', '.join(f'{k} {float(v):.4g}' for k, v in metrics.items()))
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step

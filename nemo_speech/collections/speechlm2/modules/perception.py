@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nemo_speech.collections.asr.modules.conformer_encoder import ConformerEncoder, EncoderOutput
 from nemo_speech.collections.speechlm2.modules.adapters import (
     DataDependentPart,
+    IdentityConnector,
     MultiLayerAdapter,
     TranscriptAwareAdapter,
 )
@@ -346,7 +347,7 @@ def _build_projection(cfg: PerceptionConfig, adapter: Any) -> nn.Module:
     return nn.Linear(adapter.d_model, cfg.output_dim)
 
 
-def _check_fit(encoder: nn.Module, adapter: nn.Module) -> None:
+def _check_fit(encoder: Any, adapter: Any) -> None:
     """Say now that adapter and encoder do not fit, not as matrix shapes in the first step."""
     if isinstance(adapter, TranscriptAwareAdapter):
         return
@@ -356,6 +357,10 @@ def _check_fit(encoder: nn.Module, adapter: nn.Module) -> None:
             raise ConfigError(f'{where}.target_layer_ids: {type(encoder).__name__} has no layers to read this way')
         if any(not 0 <= layer_id < len(encoder.layers) for layer_id in adapter.target_layer_ids):
             raise ConfigError(f'{where}.target_layer_ids: expected ids in 0..{len(encoder.layers) - 1}')
-    taken = adapter.feat_in if isinstance(adapter, ConformerEncoder) else adapter.input_dim
+    key = {ConformerEncoder: 'feat_in', IdentityConnector: 'd_model'}.get(type(adapter), 'input_dim')
+    taken = getattr(adapter, key)
     if taken is not None and taken != encoder.d_model:
-        raise ConfigError(f'{where}: takes {taken} channels, but the encoder gives {encoder.d_model}')
+        raise ConfigError(
+            f'{where}: takes {taken} channels, but the encoder gives {encoder.d_model}; set '
+            f'model.{where}.{key}={encoder.d_model}'
+        )
