@@ -8,12 +8,33 @@ Notation in the code: `done` is the share of the annealing phase that has passed
 
 import copy
 import math
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from nemo_speech.core.errors import ConfigError
+from nemo_speech.utils.logging import get_logger
+
+logger = get_logger(__name__)
+# What a checkpoint says of a schedule; its course is the configuration's.
+_PLACE = ('last_epoch', '_step_count', 'base_lrs', '_last_lr')
+
+
+def _go_on_from(schedule: LRScheduler, state_dict: dict[str, Any]) -> None:
+    """Go on from a checkpoint's step, on the course of the present configuration: a run may be made longer.
+
+    Differences to the checkpoint's course are logged, and the groups' rates set to the new one.
+    """
+    course = {k: v for k, v in vars(schedule).items() if k not in (*_PLACE, 'optimizer') and not k.startswith('_')}
+    changed = [f'{k} {state_dict[k]} -> {v}' for k, v in course.items() if k in state_dict and state_dict[k] != v]
+    LRScheduler.load_state_dict(schedule, {key: state_dict[key] for key in _PLACE if key in state_dict})
+    if changed:
+        logger.warning('lr_scheduler differs from the checkpoint, and the new one counts: %s', ', '.join(changed))
+        schedule._last_lr = schedule.get_lr()
+        for group, lr in zip(schedule.optimizer.param_groups, schedule._last_lr):
+            group['lr'] = lr
 
 
 class WarmupPolicy(LRScheduler):
@@ -43,6 +64,10 @@ class WarmupPolicy(LRScheduler):
         self.max_steps = max_steps
         self.min_lr = min_lr
         super().__init__(optimizer, last_epoch)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See `_go_on_from`."""
+        _go_on_from(self, state_dict)
 
     def get_lr(self) -> list[float | Tensor]:
         """Rates of the groups at the current step."""
@@ -308,6 +333,10 @@ class SquareRootConstantPolicy(LRScheduler):
         self.max_steps = max_steps
         self.min_lr = min_lr
         super().__init__(optimizer, last_epoch)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See `_go_on_from`."""
+        _go_on_from(self, state_dict)
 
     def get_lr(self) -> list[float | Tensor]:
         """Rates of the groups at the current step."""

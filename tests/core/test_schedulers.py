@@ -133,3 +133,27 @@ def test_group_with_its_own_start_and_end_runs_the_whole_course_between_them():
     alone = schedulers.CosineAnnealing(torch.optim.SGD([late], lr=0.5), warmup_steps=1, max_steps=4)
     assert [late_rate for _, late_rate in rates] == pytest.approx([0.0] * 5 + [alone.lr_at(i, 0.5) for i in range(7)])
     assert [rate for rate, _ in rates] == pytest.approx([schedule.lr_at(i, 1.0) for i in range(12)])
+
+
+def take_steps(opt: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[float]:
+    rates = []
+    for _ in range(steps):
+        rates.append(opt.param_groups[0]['lr'])
+        opt.step()
+        schedule.step()
+    return rates
+
+
+@pytest.mark.parametrize('name', ['CosineAnnealing', 'SquareAnnealing', 'PolynomialDecayAnnealing'])
+def test_longer_run_goes_on_along_the_longer_curve(name, caplog):
+    runs = []
+    for max_steps in (4, 12, 12):
+        opt = optimizer(1e-2)
+        runs.append((opt, getattr(schedulers, name)(opt, warmup_steps=2, max_steps=max_steps, min_lr=1e-6)))
+    short, resumed, straight = runs
+    take_steps(*short, 4)
+    resumed[0].load_state_dict(short[0].state_dict())
+    with caplog.at_level('WARNING', logger='nemo_speech'):
+        resumed[1].load_state_dict(short[1].state_dict())
+    assert 'max_steps 4 -> 12' in caplog.text
+    assert take_steps(*resumed, 8) == take_steps(*straight, 12)[4:]
