@@ -117,7 +117,7 @@ def test_load_nemo_perception_takes_encoder_and_preprocessor(tmp_path: Path) -> 
 
 def test_load_nemo_perception_says_what_does_not_fit(tmp_path: Path) -> None:
     archive = write_archive(tmp_path / 'asr.nemo', make())
-    narrower = dict(modality_adapter=IDENTITY, encoder=dict(d_model=16), output_dim=8)
+    narrower = dict(modality_adapter=IDENTITY | dict(d_model=16), encoder=dict(d_model=16), output_dim=8)
     with pytest.raises(CheckpointError, match=r"weights of 'encoder' do not fit.*is \[32, 80\], needed \[16, 80\]"):
         load_nemo_perception(archive, narrower)
     other = write_archive(tmp_path / 'tts.nemo', make(), encoder=None)
@@ -205,8 +205,12 @@ def test_cache_filled_in_inference_mode_serves_training() -> None:
         (dict(modality_adapter={**ADAPTERS['multi_layer'], 'target_layer_ids': [2]}), r'ids in 0\.\.1'),
         (dict(encoder={**CONFORMER, 'n_layer': 3}), r'perception.encoder.n_layer.*n_layers'),
         (dict(cache_features=True), 'perception.cache_features'),
+        (
+            dict(modality_adapter=IDENTITY | dict(d_model=16)),
+            'takes 16 channels, but the encoder gives 32; set model.perception.modality_adapter.d_model=32',
+        ),
     ],
-    ids=['encoder', 'preprocessor', 'output_dim', 'width', 'layer', 'encoder_key', 'key'],
+    ids=['encoder', 'preprocessor', 'output_dim', 'width', 'layer', 'encoder_key', 'key', 'identity_width'],
 )
 def test_perception_says_what_is_wrong_with_its_config(keys: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
