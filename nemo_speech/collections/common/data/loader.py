@@ -44,7 +44,7 @@ class BatchLoader:
         stream: What is loaded.
         await_consumption: A batch counts as consumed when `mark_consumed` is called, not when it is handed out. For
             trainers that fetch ahead.
-        is_training: Epochs are shuffled differently; an epoch without a batch is an error.
+        is_training: Epochs are shuffled differently, and go on where the last one stopped.
 
     Attributes:
         position: Where the next unconsumed batch is.
@@ -79,8 +79,8 @@ class BatchLoader:
                 any_yielded = True
                 yield self._hand_out(item)
             elif any_yielded or not self.is_training or started_at.step == 0:
-                if not any_yielded and self.is_training:
-                    raise DataError(f"{self.stream.path} gives no batch. {self._drop_report()}")
+                if not any_yielded:
+                    raise DataError(f"{self.stream.path} gives no batch. {self._why_empty()}")
                 return
             else:
                 # Resumed exactly at the end of an epoch: the next one follows at once.
@@ -167,6 +167,15 @@ class BatchLoader:
             self._unconsumed.append((self._fetched, batch))
         else:
             self.position = self._fetched
+
+    def _why_empty(self) -> str:
+        if self.dropped:
+            return f'{self._drop_report()} Widen the bounds, or mend the data.'
+        config = self.stream.config
+        keys = ('input_cfg', 'manifest_filepath', 'cuts_path', 'shar_path')
+        sources = '; '.join(f'{k}: {_short(v)}' for k in keys if (v := getattr(config, k)) is not None)
+        hint = ' (with drop_last: enough for one)' if config.drop_last else ''
+        return f'Its sources hold no example{hint}: {sources}. Check that their files are not empty.'
 
     def _drop_report(self) -> str:
         if not self.dropped:

@@ -138,6 +138,8 @@ class LhotseDataLoadingConfig:
                 "concurrent_bucketing=true fills buckets from a thread, so batches would differ from run to run and "
                 "could not be resumed. Remove the key: sampling already runs in the loader's workers."
             )
+        if isinstance(self.channel_selector, int) and self.channel_selector < 0:
+            raise ConfigError(f"channel_selector must be a channel from 0 on, but is {self.channel_selector}.")
         self._check_numbers()
         self._check_batch_size()
         self._check_bins()
@@ -151,10 +153,24 @@ class LhotseDataLoadingConfig:
             value = getattr(self, key)
             if value is not None and not value > 0:
                 raise ConfigError(f"{key} must be positive, but is {value!r}.")
+        if self.num_workers < 0:
+            raise ConfigError(
+                f"num_workers must be 0 (load in the training process) or more, but is {self.num_workers}."
+            )
+        for key in ('max_tps', 'max_tpt'):
+            self._check_bound(key, getattr(self, key))
         for low, high in (('min_duration', 'max_duration'), ('min_tokens', 'max_tokens')):
             lower, upper = getattr(self, low), getattr(self, high)
             if lower is not None and upper is not None and lower > upper:
                 raise ConfigError(f"{low}={lower} is above {high}={upper}: every example would be dropped.")
+
+    def _check_bound(self, key: str, value: Any):
+        if value is None or _is_number(value):
+            return
+        if not isinstance(value, (list, tuple)) or not all(map(_is_number, value)):
+            raise ConfigError(f"{key} must be a number, or a list with one for each bucket, but is {value!r}.")
+        if not self.is_2d:
+            raise ConfigError(f"{key} is a list, one bound for each bucket, which needs 2-D bucket_duration_bins.")
 
     def _check_batch_size(self):
         if self.batch_tokens is not None and not self.use_multimodal_sampling:
@@ -172,12 +188,16 @@ class LhotseDataLoadingConfig:
 
     def _check_bins(self):
         bins, sizes = self.bins, self.bucket_batch_size
+        if bins is not None:
+            _check_bin_shapes(bins)
         if bins is not None and bins != sorted(bins):
             raise ConfigError(f"bucket_duration_bins must ascend, but are {bins}.")
         if sizes is None:
             if self.is_2d:
                 raise ConfigError("2-D bucket_duration_bins need bucket_batch_size, one for each bin.")
             return
+        if any(size < 1 for size in sizes):
+            raise ConfigError(f"bucket_batch_size must hold positive numbers, but is {sizes}.")
         if bins is None:
             raise ConfigError("bucket_batch_size needs bucket_duration_bins: the upper bounds of the buckets.")
         if len(bins) != len(sizes):
@@ -195,7 +215,7 @@ class LhotseDataLoadingConfig:
             raise ConfigError(f"bucket_duration_bins must be a list, but is {self.bucket_duration_bins!r}.")
         if not self.bucket_duration_bins:
             raise ConfigError("bucket_duration_bins is empty; remove it, and the bins are estimated from the data.")
-        return [tuple(b) if isinstance(b, Sequence) else b for b in self.bucket_duration_bins]
+        return [tuple(b) if isinstance(b, (list, tuple)) else b for b in self.bucket_duration_bins]
 
     @property
     def is_2d(self) -> bool:
@@ -207,6 +227,20 @@ class LhotseDataLoadingConfig:
     def is_bucketed(self) -> bool:
         """Bucketing is on when asked for, or when bins or per-bucket batch sizes are given."""
         return self.use_bucketing or self.bucket_duration_bins is not None or self.bucket_batch_size is not None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_bin_shapes(bins: list[Any]) -> None:
+    flat = all(_is_number(b) and b > 0 for b in bins)
+    pairs = all(isinstance(b, tuple) and len(b) == 2 and all(_is_number(x) and x > 0 for x in b) for b in bins)
+    if not flat and not pairs:
+        raise ConfigError(
+            "bucket_duration_bins must be positive numbers, [5, 10], or pairs of them (input, output), "
+            f"[[5, 20], [10, 40]], but are {bins}."
+        )
 
 
 def check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:

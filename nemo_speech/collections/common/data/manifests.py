@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -182,7 +183,7 @@ def read_text_lines(paths: list[str], options: ReadOptions) -> Iterator[NeMoMult
     """One text a line, which the assistant says (after the tag `context`, where there is one)."""
     for path in paths:
         for where, line in _lines(path):
-            yield _text_conversation(where, line.rstrip('\n'), options)
+            yield _text_conversation(where, _utf8(line.rstrip('\n'), where), options)
 
 
 def read_text_jsonl(paths: list[str], options: ReadOptions) -> Iterator[NeMoMultimodalConversation]:
@@ -209,7 +210,8 @@ def read_text_pairs(
             answer = next(target_lines, None)
             if answer is None:
                 raise DataError(f"{target} has fewer lines than {source}; txt_pair needs one target a source line.")
-            yield _text_conversation(where, answer[1].rstrip('\n'), options, question=line.rstrip('\n'))
+            said = _utf8(answer[1].rstrip('\n'), answer[0])
+            yield _text_conversation(where, said, options, question=_utf8(line.rstrip('\n'), where))
         if next(target_lines, None) is not None:
             raise DataError(f"{target} has more lines than {source}; txt_pair needs one target a source line.")
 
@@ -264,31 +266,39 @@ def cut_to_conversation(cut: Cut, options: ReadOptions) -> NeMoMultimodalConvers
 
 def expand_paths(value: Any) -> list[str]:
     """Paths of shard patterns: NeMo's `_OP_0..3_CL_`, the shell's `{0..3}`, and lists of either."""
-    if not isinstance(value, str):
+    if isinstance(value, (list, tuple)):
         return [path for item in value for path in expand_paths(item)]
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"Expected a path, a shard pattern such as 'audio_{{0..15}}.tar' or a list of them, got {value!r}."
+        )
     pattern = value.replace('_OP_', '{').replace('_CL_', '}')
     match = re.search(r'\{(\d+)\.\.(\d+)\}', pattern)
     if match is None:
         return [pattern]
     first, last = match.groups()
+    if int(first) > int(last):
+        raise ConfigError(f"{value}: the shard pattern counts down and names no file; write {{{last}..{first}}}.")
     width = len(first) if first.startswith('0') and len(first) > 1 else 0
     numbers = [str(n).zfill(width) for n in range(int(first), int(last) + 1)]
     return expand_paths([pattern[: match.start()] + n + pattern[match.end() :] for n in numbers])
 
 
 def _lines(path: str) -> Iterator[tuple[str, str]]:
-    """`file:line` and content of each line that is not blank."""
+    """`file:line` and content of each line that is not blank; `_utf8` reports bytes that are no UTF-8."""
     refuse_commands(path, 'manifest path')
     opener: Callable[..., Any] = gzip.open if path.endswith('.gz') else open
     try:
-        with opener(path, 'rt', encoding='utf-8') as file:
+        with opener(path, 'rt', encoding='utf-8-sig', errors='surrogateescape') as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield f'{path}:{number}', line
     except FileNotFoundError as error:
         raise DataError(f"Manifest {path} does not exist. Check the path in the configuration.") from error
-    except (UnicodeDecodeError, gzip.BadGzipFile, IsADirectoryError) as error:
-        raise DataError(f"Manifest {path} cannot be read as UTF-8 text: {error}.") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"Manifest {path} cannot be read: {error}. Check that it is a whole file of text lines."
+        ) from error
 
 
 def _read_lines(path: str, convert: Callable[[dict[str, Any], str], Any], options: ReadOptions) -> Iterator[Any]:
@@ -304,9 +314,11 @@ def _read_lines(path: str, convert: Callable[[dict[str, Any], str], Any], option
 
 def _parsed(line: str, where: str) -> dict[str, Any]:
     try:
-        data = json.loads(line)
+        data = json.loads(_utf8(line, where))
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not valid JSON ({error}); expected one JSON object a line.") from error
+    if '\\ud' in line or '\\uD' in line:
+        _utf8(json.dumps(data, ensure_ascii=False), where)
     if not isinstance(data, dict):
         raise DataError(f"{where}: expected a JSON object, found {type(data).__name__}.")
     return data
@@ -317,6 +329,15 @@ def _string(data: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where}: expected a string under '{key}', found {value!r} (keys: {', '.join(data)}).")
     return value
+
+
+def _utf8(text: str, where: str) -> str:
+    """`text`, unless it has lone surrogates: they stand for bytes that are no UTF-8, or come from half an escape."""
+    try:
+        text.encode('utf-8')
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: not UTF-8 text (character {error.start + 1}); save the file as UTF-8.") from error
+    return text
 
 
 def _seconds(data: Mapping[str, Any], key: str, where: str, *, positive: bool) -> float | None:
@@ -445,9 +466,12 @@ def _conversation(
     entries = data.get('conversations')
     if not isinstance(entries, list) or not entries:
         raise DataError(f"{where}: expected a list of turns under 'conversations', found {entries!r}.")
+    custom = data.get('custom')
+    if custom is not None and not isinstance(custom, dict):
+        raise DataError(f"{where}: expected an object under 'custom', found {custom!r}.")
     name = str(data.get('id', where))
     turns = [_turn(turn, f'{where}, turn {i}', f'{name}-{i}', root, options) for i, turn in enumerate(entries)]
-    return _tagged_conversation(name, turns, data.get('custom'), options)
+    return _tagged_conversation(name, turns, custom, options)
 
 
 def _turn(data: Any, where: str, cut_id: str, root: Path, options: ReadOptions) -> TextTurn | AudioTurn:
@@ -493,13 +517,18 @@ def _text_conversation(
 
 def _share_gpt(data: dict[str, Any], where: str, root: Path, options: ReadOptions) -> NeMoMultimodalConversation:
     sounds = data.get('sound', data.get('ori_sound'))
-    paths = iter([] if sounds is None else [sounds] if isinstance(sounds, str) else list(sounds))
+    names = [] if sounds is None else [sounds] if isinstance(sounds, str) else sounds
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{where}: expected a path or a list of paths under 'sound', found {sounds!r}.")
+    paths = iter(names)
     entries = data.get('conversations')
     if not isinstance(entries, list) or not entries:
         raise DataError(f"{where}: expected a list of turns under 'conversations', found {entries!r}.")
     name = str(data.get('id', where))
     turns: list[TextTurn | AudioTurn] = []
     for entry in entries:
+        if not isinstance(entry, dict):
+            raise DataError(f"{where}: expected turns with 'from' and 'value', found {entry!r}.")
         said_by = _string(entry, 'from', where)
         role = _SHARE_GPT_ROLES.get(said_by)
         if role is None:

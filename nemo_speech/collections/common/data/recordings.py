@@ -125,10 +125,16 @@ def unopened_cut(
     """A cut of `path` from `offset` for `duration` seconds, without opening the file unless `duration` is None.
 
     Raises:
-        AudioError: `duration` is None and the header cannot be read.
+        AudioError: `duration` is None and the header cannot be read, or says that nothing is left after `offset`.
     """
     if duration is None:
-        duration = _header_duration_s(path, member) - offset
+        length = _header_duration_s(path, member)
+        duration = length - offset
+        if duration <= 0:
+            raise AudioError(
+                f"{path} lasts {length:.3f} s, so nothing is left from {offset:.3f} s on. Correct 'offset', or drop "
+                'the line.'
+            )
     num_samples = compute_num_samples(offset + duration, sample_rate)
     recording = UnopenedRecording(
         id=cut_id,

@@ -6,6 +6,7 @@ starts anew on each `iter`, so that epochs and resumed runs read the same exampl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,6 +48,7 @@ class SourceContext:
         seed: Seed of mixing.
         force_finite: Whether mixes read each example once.
         root: Folder of the YAML file that the item stands in; None for the main configuration.
+        files: That YAML file, and those that led to it.
     """
 
     where: str
@@ -54,6 +56,7 @@ class SourceContext:
     seed: int
     force_finite: bool
     root: Path | None = None
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -229,8 +232,8 @@ def _shorthand(config: LhotseDataLoadingConfig, path: str) -> dict[str, Any]:
 
 def _parse_list(items: Any, context: SourceContext) -> Source:
     if isinstance(items, (str, Path)):
-        items, root = _read_yaml(str(items), context)
-        context = replace(context, root=root)
+        items, file = _read_yaml(str(items), context)
+        context = replace(context, root=file.parent, files=(*context.files, file.resolve()))
     if not isinstance(items, (list, tuple)) or not items:
         raise ConfigError(f"{context.where} must be a non-empty list of sources, but is {items!r}.")
     parsed, weights = [], []
@@ -245,15 +248,24 @@ def _parse_list(items: Any, context: SourceContext) -> Source:
 
 def _read_yaml(path: str, context: SourceContext) -> tuple[Any, Path]:
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     inside = (context.root or Path()) / path
     file = inside if inside.is_file() else Path(path)
     if not file.is_file():
         raise ConfigError(f"{context.where}: {path} does not exist; it should be YAML with a list of sources.")
-    content = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    if file.resolve() in context.files:
+        raise ConfigError(f"{context.where}: {file} includes itself. Remove its input_cfg: {path}.")
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except (YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise ConfigError(
+            f"{context.where}: {file} is no YAML list of sources: {' '.join(str(error).split())}"
+        ) from error
     if isinstance(content, dict) and set(content) == {'input_cfg'}:
         content = content['input_cfg']
-    return content, file.parent
+    return content, file
 
 
 def _parse_item(item: Mapping[str, Any], context: SourceContext) -> Source:
@@ -297,8 +309,8 @@ def _mix(sources: list[Source], weights: list[float | None], context: SourceCont
     given = [weight for weight in weights if weight is not None]
     if given and len(given) < len(weights):
         raise ConfigError(f"{context.where}: {len(given)} of {len(weights)} sources have a weight; give all or none.")
-    if any(not weight > 0 for weight in given):
-        raise ConfigError(f"{context.where}: weights must be positive, but are {weights}.")
+    if any(not 0 < weight < math.inf for weight in given):
+        raise ConfigError(f"{context.where}: weights must be positive numbers, but are {weights}.")
     if len(sources) == 1:
         return sources[0]
     parts = [source.examples for source in sources]
@@ -327,6 +339,10 @@ def _paths(value: Any, key: str, context: SourceContext) -> list[tuple[list[str]
         raise ConfigError(f"{context.where}.{key} is missing: the path of the data.")
     if isinstance(value, str):
         return [(expand_paths(value), None)]
+    if not isinstance(value, (list, tuple)) or not all(isinstance(entry, (str, list, tuple)) for entry in value):
+        raise ConfigError(
+            f"{context.where}.{key} must be a path, a list of paths or a list of [path, weight], but is {value!r}."
+        )
     if all(isinstance(entry, str) for entry in value):
         return [(expand_paths(value), None)]
     groups: list[tuple[list[str], float | None]] = []

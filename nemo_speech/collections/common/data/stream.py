@@ -253,7 +253,10 @@ def _formatter(config: LhotseDataLoadingConfig, tokenizer: Any, path: str) -> An
         raise ConfigError(f"{path}.prompt_format is set, but the loader was given no tokenizer.")
     from nemo_speech.collections.common.prompts import PromptFormatter
 
-    return PromptFormatter.resolve(config.prompt_format)(tokenizer)
+    try:
+        return PromptFormatter.resolve(config.prompt_format)(tokenizer)
+    except ConfigError as error:
+        raise ConfigError(f"{path}.prompt_format: {error}") from error
 
 
 def _shared_seed(seed: int | str) -> int:

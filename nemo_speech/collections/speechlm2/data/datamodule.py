@@ -119,6 +119,9 @@ class DataModule(pl.LightningDataModule):
         sets = block.get('datasets', {'default': {}})
         if not isinstance(sets, Mapping) or not sets:
             raise ConfigError(f"data.{key}.datasets must map names to sets, but is {sets!r}.")
+        for name, own in sets.items():
+            if not isinstance(own, Mapping):
+                raise ConfigError(f"data.{key}.datasets.{name}: expected a mapping of keys, or {{}}, got {own!r}.")
         defaults = dict(_EVALUATION_DEFAULTS)
         if key == 'predict_ds':
             defaults['require_text'] = False

@@ -164,8 +164,8 @@ def load_mono(cut: Cut, sample_rate: int, channel_selector: int | str | None = N
     try:
         # Resampling is lhotse's, so that the samples equal NeMo's.
         samples = (cut if cut.sampling_rate == sample_rate else cut.resample(sample_rate)).load_audio()
-    except AudioError:
-        raise
+    except AudioError as error:
+        raise AudioError(str(error).split('\n[extra info]')[0]) from error  # lhotse appends the whole cut
     except (AudioLoadingError, DurationMismatchError, OSError, RuntimeError, ValueError) as error:
         remedy = "Correct or drop it, or set on_audio_error='skip' to go on without such conversations."
         if _is_missing(cut):

@@ -118,6 +118,12 @@ def test_no_batch_at_all_is_an_error_that_says_why(tmp_path, bucketing):
         list(loader(path, batch_size=2, min_duration=5.0, **bucketing))
 
 
+def test_empty_manifest_is_named(tmp_path):
+    path = write_jsonl(tmp_path / 'empty.jsonl', [])
+    with pytest.raises(DataError, match=r'data.train_ds gives no batch. Its sources hold no example: .*empty.jsonl'):
+        list(loader(path, batch_size=2))
+
+
 @pytest.mark.parametrize('num_workers', [0, 2])
 def test_error_in_a_line_reaches_the_trainer(tmp_path, num_workers):
     path = write_jsonl(tmp_path / 'm.jsonl', [*nemo_rows([1.0] * 4), '{"text": '])

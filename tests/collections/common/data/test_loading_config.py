@@ -33,6 +33,15 @@ WRONG = {
     'filters cross': ({'batch_size': 1, 'min_duration': 5.0, 'max_duration': 1.0}, r'min_duration=5.0 is above'),
     'policy': ({'batch_size': 1, 'on_bad_manifest_line': 'ignore'}, r"must be 'raise' or 'skip', but is 'ignore'"),
     'seed': ({'batch_size': 1, 'seed': 'luck'}, r"seed must be 'trng' or 'randomized'"),
+    'channel': ({'batch_size': 1, 'channel_selector': -1}, r'channel_selector must be a channel from 0 on'),
+    'workers': ({'batch_size': 1, 'num_workers': -1}, r'num_workers must be 0 .* or more'),
+    'bins of text': ({'batch_size': 1, 'bucket_duration_bins': ['a']}, r'must be positive numbers.* or pairs'),
+    'bins mixed': ({'batch_size': 1, 'bucket_duration_bins': [1, [2, 3]]}, r'must be positive numbers.* or pairs'),
+    'bins negative': ({'batch_size': 1, 'bucket_duration_bins': [-1, 3]}, r'must be positive numbers.* or pairs'),
+    'bins 3-D': ({'bucket_batch_size': [1], 'bucket_duration_bins': [[1, 2, 3]]}, r'must be positive .* or pairs'),
+    'no row a bucket': ({'bucket_batch_size': [0], 'bucket_duration_bins': [2.0]}, r'must hold positive numbers'),
+    'bound of text': ({'batch_size': 1, 'max_tps': 'x'}, r"max_tps must be a number.*but is 'x'"),
+    'bounds without buckets': ({'batch_size': 1, 'max_tpt': [1, 2]}, r'max_tpt is a list.*needs 2-D'),
     'threads': ({'batch_size': 1, 'concurrent_bucketing': True}, r'could not be resumed'),
 }
 

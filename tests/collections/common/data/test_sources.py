@@ -1,5 +1,6 @@
 """Each kind of source gives the examples that its files hold; what is wrong in a file is named by file and line."""
 
+import gzip
 import json
 import tarfile
 from collections import Counter
@@ -258,6 +259,7 @@ BAD_LINES = {
     ),
     'command': ({'audio_filepath': 'pipe:rm x', 'duration': 1, 'text': 'a'}, r'm.jsonl:2: .*shell command.*refused'),
     'missing file without duration': ({'audio_filepath': 'a.wav', 'text': 'a'}, r'a.wav does not exist'),
+    'half an escape': ('{"audio_filepath": "a.wav", "duration": 1, "text": "\\ud800"}', r'm.jsonl:2: not UTF-8 text'),
 }
 
 
@@ -273,6 +275,32 @@ def test_bad_line_is_named_or_by_policy_skipped_and_counted(tmp_path, line, mess
     assert drops == {'bad manifest line': 1}
 
 
+def test_line_that_is_no_utf8_is_a_bad_line_and_a_byte_order_mark_is_not(tmp_path):
+    lines = [json.dumps(row).encode() for row in nemo_rows([1.0, 1.0])]
+    path = tmp_path / 'm.jsonl'
+    path.write_bytes(b'\xef\xbb\xbf' + lines[0] + b'\n' + lines[1].replace(b'text', b'te\xe9t') + b'\n' + lines[1])
+    with pytest.raises(DataError, match=r'm.jsonl:2: not UTF-8 text'):
+        examples(as_conversation(path))
+    drops: Counter = Counter()
+    found = examples(as_conversation(path), on_bad_manifest_line='skip', drops=drops)
+    assert [c.id for c in found] == ['u000', 'u001'] and drops == {'bad manifest line': 1}
+
+
+def test_offset_beyond_the_file_is_a_bad_line(wavs):
+    row = {'audio_filepath': 'u000.wav', 'offset': 3.0, 'text': 'a'}
+    with pytest.raises(AudioError, match=r'u000.wav lasts 1.000 s, so nothing is left from 3.000 s on'):
+        examples(as_conversation(write_jsonl(wavs / 'm.jsonl', [row])))
+
+
+@pytest.mark.parametrize('damage', [lambda b: b[:-20], lambda b: b[:30] + b'x' * 9 + b[39:], lambda b: b'no gzip'])
+def test_damaged_gzip_is_named(tmp_path, damage):
+    packed = gzip.compress('\n'.join(map(json.dumps, nemo_rows([1.0] * 40))).encode())
+    path = tmp_path / 'm.jsonl.gz'
+    path.write_bytes(damage(packed))
+    with pytest.raises(DataError, match=r'Manifest .*m.jsonl.gz cannot be read: '):
+        examples(as_conversation(path))
+
+
 BAD_TURNS = {
     'no turns': ([], r"c.jsonl:1: expected a list of turns"),
     'no role': ([{'value': 'a', 'type': 'text'}], r"c.jsonl:1, turn 0: expected a string under 'from'"),
@@ -286,6 +314,23 @@ def test_bad_conversation_is_named(tmp_path, conversation, message):
     path = write_jsonl(tmp_path / 'c.jsonl', [{'id': 'x', 'conversations': conversation}])
     with pytest.raises(DataError, match=message):
         examples({'type': 'multimodal_conversation', 'manifest_filepath': str(path)}, audio_locator_tag=TAG)
+
+
+HELLO = {'from': 'human', 'value': 'hello'}
+
+
+@pytest.mark.parametrize(
+    'kind, line, message',
+    [
+        ('multimodal_conversation', {'conversations': [HELLO | {'type': 'text'}], 'custom': [1]}, "under 'custom'"),
+        ('share_gpt', {'conversations': [HELLO], 'sound': 5}, "expected a path or a list of paths under 'sound'"),
+        ('share_gpt', {'conversations': ['hello']}, "expected turns with 'from' and 'value', found 'hello'"),
+    ],
+)
+def test_conversation_of_wrong_types_is_named(tmp_path, kind, line, message):
+    path = write_jsonl(tmp_path / 'c.jsonl', [line])
+    with pytest.raises(DataError, match=f'c.jsonl:1: .*{message}'):
+        examples({'type': kind, 'manifest_filepath': str(path)}, audio_locator_tag=TAG)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +367,10 @@ BAD_ITEMS = {
     'missing yaml': ({'type': 'group', 'input_cfg': 'none.yaml'}, r'none.yaml does not exist'),
     'bad suffix': ({'type': 'lhotse', 'cuts_path': 'a.yaml'}, r'must end in .jsonl'),
     'no value': ({'type': 'lhotse', 'cuts_path': '???'}, r"input_cfg\[0\].cuts_path: missing value"),
+    'number for a path': ({'type': 'nemo', 'manifest_filepath': 5}, r'manifest_filepath must be a path.*but is 5'),
+    'mapping for a path': ({'type': 'nemo', 'manifest_filepath': {'a': 1}}, r'manifest_filepath must be a path'),
+    'number for a text': ({'type': 'txt_pair', 'source_paths': 5, 'target_paths': 'a'}, r'Expected a path.*got 5'),
+    'shards count down': ({'type': 'nemo', 'manifest_filepath': 'm_{3..1}.json'}, r'write \{1..3\}'),
 }
 
 
@@ -331,13 +380,27 @@ def test_wrong_items_are_named(item, message):
         examples(item)
 
 
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        ('- {type: group, input_cfg: mix.yaml}', r'mix.yaml includes itself'),
+        ('- [', r'mix.yaml is no YAML list of sources'),
+        ('- {type: nemo, manifest_filepath: "${nothing.here}"}', r'mix.yaml is no YAML list of sources'),
+    ],
+)
+def test_yaml_of_sources_that_cannot_be_read_is_named(tmp_path, text, message):
+    (tmp_path / 'mix.yaml').write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        examples({'type': 'group', 'input_cfg': str(tmp_path / 'mix.yaml')})
+
+
 def test_weights_are_all_or_none(tmp_path):
     path = write_jsonl(tmp_path / 'm', nemo_rows([1.0]))
     with pytest.raises(ConfigError, match='1 of 2 sources have a weight'):
         examples(as_conversation(path, weight=1.0), as_conversation(path))
 
 
-@pytest.mark.parametrize('weight', [0, -1.0])
+@pytest.mark.parametrize('weight', [0, -1.0, float('nan'), float('inf')])
 def test_weight_of_a_lone_source_is_checked_too(tmp_path, weight):
     path = write_jsonl(tmp_path / 'm', nemo_rows([1.0]))
     with pytest.raises(ConfigError, match='weights must be positive'):

@@ -9,7 +9,7 @@ import torch
 
 from nemo_speech.collections.common.tokenizers import AutoTokenizer
 from nemo_speech.collections.speechlm2.data import DataModule, SALMDataset
-from nemo_speech.core.errors import ConfigError
+from nemo_speech.core.errors import ConfigError, DataError
 from tests.collections.common.data.small_data import (
     TAG,
     ByteTokenizer,
@@ -67,6 +67,13 @@ def test_validation_sets_are_named_and_end_apart(tmp_path):
         assert sizes == [{'long': 2, 'short': 2}, {'long': 2, 'short': None}, {'long': 1, 'short': None}]
 
 
+def test_validation_set_without_a_batch_is_an_error(tmp_path):
+    full, empty = (write_nemo_manifest(tmp_path / f'{n}.jsonl', n) for n in (3, 0))
+    module = named(full, full={'input_cfg': [as_conversation(full)]}, bare={'input_cfg': [as_conversation(empty)]})
+    with pytest.raises(DataError, match=r'data.validation_ds.datasets.bare gives no batch'):
+        list(module.val_dataloader())
+
+
 def test_mixed_validation_set_is_finite(tmp_path):
     parts = [write_nemo_manifest(tmp_path / f'{n}.jsonl', 3, prefix=n) for n in 'ab']
     module = named(parts[0], both={'input_cfg': [as_conversation(p) for p in parts]})
@@ -95,6 +102,10 @@ WRONG = {
     'set key': (
         {'validation_ds': {'batch_size': 1, 'datasets': {'easy': {'suffle': True}}}},
         r'data.validation_ds.datasets.easy.suffle.*shuffle',
+    ),
+    'set without keys': (
+        {'validation_ds': {'batch_size': 1, 'datasets': {'easy': None}}},
+        r'validation_ds.datasets.easy: expected a mapping',
     ),
     'sets': ({'test_ds': {'batch_size': 1, 'datasets': ['easy']}}, r'data.test_ds.datasets must map names'),
 }

@@ -10,6 +10,7 @@ import torch
 from lhotse import CutSet, Recording
 
 from nemo_speech.collections.common.data.conversation import AudioTurn, NeMoMultimodalConversation, TextTurn
+from nemo_speech.collections.common.data.recordings import unopened_cut
 from nemo_speech.collections.common.prompts import PromptFormatter
 from nemo_speech.collections.common.tokenizers import AutoTokenizer
 from nemo_speech.collections.speechlm2.data.dataset import SALMDataset, load_mono
@@ -140,6 +141,13 @@ def test_unreadable_audio_raises_or_is_skipped(tokenizer, tmp_path, kind, caplog
     assert [c.id for c in batch['conversations']] == ['good'] and batch['audios'].shape[0] == 1
     assert batch['num_dropped'] == dataset.num_dropped == 1
     assert dataset[[bad]] is None and dataset.num_dropped == 2
+
+
+def test_unreadable_recording_of_a_manifest_is_told_in_one_line(tokenizer, tmp_path):
+    cut = unopened_cut(str(tmp_path / 'gone.wav'), cut_id='gone', duration=1.0)
+    with pytest.raises(AudioError) as caught:
+        SALMDataset(tokenizer)[[talk(tokenizer, 'bad', cut)]]
+    assert 'gone.wav does not exist' in str(caught.value) and '\n' not in str(caught.value)
 
 
 def test_dropped_conversations_are_reported(tokenizer, tmp_path, caplog):
