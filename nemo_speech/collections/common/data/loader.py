@@ -44,7 +44,8 @@ class BatchLoader:
         stream: What is loaded.
         await_consumption: A batch counts as consumed when `mark_consumed` is called, not when it is handed out. For
             trainers that fetch ahead.
-        is_training: Epochs are shuffled differently, and go on where the last one stopped.
+        is_training: Epochs are shuffled differently, and go on where the last one stopped; one without a batch is an
+            error, and otherwise a warning.
 
     Attributes:
         position: Where the next unconsumed batch is.
@@ -80,7 +81,10 @@ class BatchLoader:
                 yield self._hand_out(item)
             elif any_yielded or not self.is_training or started_at.step == 0:
                 if not any_yielded:
-                    raise DataError(f"{self.stream.path} gives no batch. {self._why_empty()}")
+                    message = f"{self.stream.path} gives no batch. {self._why_empty()}"
+                    if self.is_training:
+                        raise DataError(message)
+                    _log.warning('%s', message)  # an empty validation set is allowed, but not in silence
                 return
             else:
                 # Resumed exactly at the end of an epoch: the next one follows at once.

@@ -9,7 +9,7 @@ import torch
 
 from nemo_speech.collections.common.tokenizers import AutoTokenizer
 from nemo_speech.collections.speechlm2.data import DataModule, SALMDataset
-from nemo_speech.core.errors import ConfigError, DataError
+from nemo_speech.core.errors import ConfigError
 from tests.collections.common.data.small_data import (
     TAG,
     ByteTokenizer,
@@ -67,11 +67,13 @@ def test_validation_sets_are_named_and_end_apart(tmp_path):
         assert sizes == [{'long': 2, 'short': 2}, {'long': 2, 'short': None}, {'long': 1, 'short': None}]
 
 
-def test_validation_set_without_a_batch_is_an_error(tmp_path):
+def test_validation_set_without_a_batch_is_allowed_and_told(tmp_path, caplog):
     full, empty = (write_nemo_manifest(tmp_path / f'{n}.jsonl', n) for n in (3, 0))
     module = named(full, full={'input_cfg': [as_conversation(full)]}, bare={'input_cfg': [as_conversation(empty)]})
-    with pytest.raises(DataError, match=r'data.validation_ds.datasets.bare gives no batch'):
-        list(module.val_dataloader())
+    with caplog.at_level('WARNING', logger='nemo_speech'):
+        batches = list(module.val_dataloader())
+    assert batches and all(batch['bare'] is None for batch, *_ in batches)
+    assert 'data.validation_ds.datasets.bare gives no batch. Its sources hold no example' in caplog.text
 
 
 def test_mixed_validation_set_is_finite(tmp_path):
