@@ -126,7 +126,12 @@ class BatchStream(IterableDataset):
 
     def estimate_bins(self) -> list[Any] | None:
         """Bucket bounds of this stream; reads the first examples if the configuration does not say."""
-        return bucket_bins(self.examples(), self.config)
+        counted = dict(self.drops)
+        bins = bucket_bins(self.examples(), self.config)
+        # These examples come again in the epoch, which counts what it drops of them.
+        self.drops.clear()
+        self.drops.update(counted)
+        return bins
 
     def examples(self) -> Iterator[Any]:
         """All examples of an epoch that pass the filters, formatted if sampling looks at tokens."""

@@ -114,7 +114,7 @@ def test_dropped_examples_are_counted_by_reason(tmp_path, num_workers):
 @pytest.mark.parametrize('bucketing', [{}, {'use_bucketing': True, 'num_buckets': 2}], ids=['plain', 'bucketed'])
 def test_no_batch_at_all_is_an_error_that_says_why(tmp_path, bucketing):
     path = write_jsonl(tmp_path / 'm.jsonl', nemo_rows([1.0, 2.0]))
-    with pytest.raises(DataError, match=r'data.train_ds gives no batch. Dropped: min_duration: [24]'):
+    with pytest.raises(DataError, match=r'data.train_ds gives no batch. Dropped: min_duration: 2'):
         list(loader(path, batch_size=2, min_duration=5.0, **bucketing))
 
 
