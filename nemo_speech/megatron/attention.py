@@ -12,33 +12,7 @@ from torch import Tensor, nn
 
 from nemo_speech.megatron.functional import rotary
 from nemo_speech.megatron.packing import PackedRows
-
-
-class RotaryTable:
-    """RoPE's cos and sin per position, grown as needed and kept per device and dtype; shared by all layers of a model.
-
-    Args:
-        inv_freq: `[D / 2]`, float32 on the CPU.
-        factor: On cos and sin (YaRN's attention factor).
-    """
-
-    def __init__(self, inv_freq: Tensor, factor: float = 1.0) -> None:
-        self.inv_freq = inv_freq
-        self.factor = factor
-        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
-
-    def __call__(self, num_positions: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin `[num_positions, D / 2]`; computed in float32 and then cast."""
-        key = (device, dtype)
-        if key not in self._tables or self._tables[key][0].shape[0] < num_positions:
-            size = max(256, 1 << (num_positions - 1).bit_length())
-            with torch.inference_mode(False), torch.no_grad():
-                positions = torch.arange(size, dtype=torch.float32, device=device)
-                angles = positions[:, None] * self.inv_freq.to(device)
-                cos, sin = ((f(angles) * self.factor).to(dtype) for f in (torch.cos, torch.sin))
-                self._tables[key] = cos, sin
-        cos, sin = self._tables[key]
-        return cos[:num_positions], sin[:num_positions]
+from nemo_speech.megatron.rotary import RotaryTable
 
 
 class CausalAttention(nn.Module):
@@ -104,8 +78,7 @@ class CausalAttention(nn.Module):
         return out.permute(2, 0, 1, 3).reshape(num_frames, batch, num_heads * head_dim)
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, packed: PackedRows) -> Tensor:
-        tables = self.rotary_table(max(packed.lens), query.device, query.dtype)
-        cos, sin = (table[packed.positions] for table in tables)  # [N, D / 2]
+        cos, sin = packed.rotation(self.rotary_table, query.dtype)
         query, key = rotary(query.transpose(0, 1), cos, sin), rotary(key.transpose(0, 1), cos, sin)  # [H, N, D]
         rows = zip(packed.split(query), packed.split(key), packed.split(value.transpose(0, 1)))
         shared_keys = key.shape[0] != query.shape[0]

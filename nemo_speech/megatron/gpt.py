@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemo_speech.megatron import runtime
-from nemo_speech.megatron.attention import CausalAttention, RotaryTable
+from nemo_speech.megatron.attention import CausalAttention
 from nemo_speech.megatron.config import read_shape, rope_inverse_frequencies, transformer_config
 from nemo_speech.megatron.functional import RMSNorm, SwiGLU
 from nemo_speech.megatron.packing import PackedRows
+from nemo_speech.megatron.rotary import RotaryTable
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel

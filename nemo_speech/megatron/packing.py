@@ -6,13 +6,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nemo_speech.megatron.rotary import RotaryTable
+
 
 class PackedRows:
     """Rows that stand one after another in `[N, ...]`; in place of Megatron-Core's `PackedSeqParams`.
 
     Args:
         lens: Positions of each row; rows of none are left out.
-        device: Of `positions`.
+        device: Of the hidden states.
     """
 
     qkv_format = 'thd'  # Megatron-Core's name of the layout; its attention then passes `[N, H, D]`
@@ -20,6 +22,14 @@ class PackedRows:
     def __init__(self, lens: list[int], device: torch.device) -> None:
         self.lens = [length for length in lens if length > 0]
         self.positions = torch.cat([torch.arange(length, device=device) for length in self.lens])  # [N]
+        self._rotations: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
+
+    def rotation(self, table: RotaryTable, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin `[N, D / 2]` of the positions; gathered by the first layer for all of them."""
+        if dtype not in self._rotations:
+            cos, sin = table(max(self.lens), self.positions.device, dtype)
+            self._rotations[dtype] = cos[self.positions], sin[self.positions]
+        return self._rotations[dtype]
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """`[H, N, D]` as one `[1, H, T, D]` a row."""

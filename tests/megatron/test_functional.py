@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nemo_speech.megatron.attention import CausalAttention, RotaryTable
+from nemo_speech.megatron.attention import CausalAttention
 from nemo_speech.megatron.functional import SwiGLU, rms_norm, rotary, rotate
+from nemo_speech.megatron.rotary import RotaryTable
 
 
 def test_rms_norm_and_its_gradients_equal_torchs():

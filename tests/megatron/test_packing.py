@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_speech.megatron.attention import CausalAttention, RotaryTable
+from nemo_speech.megatron.attention import CausalAttention
 from nemo_speech.megatron.packing import PackedRows, labelled_lens
+from nemo_speech.megatron.rotary import RotaryTable
 
 
 @pytest.mark.parametrize(

@@ -86,29 +86,27 @@ class MegatronBackbone(nn.Module):
     def embed(self, input_ids: Tensor) -> Tensor:
         return embed_tokens(self.model, input_ids)
 
-    def _hidden(self, inputs_embeds: Tensor, mask: Tensor | None) -> tuple[Tensor, Alignment | None]:
-        """Final hidden states `[T, B, D]` of rows whose valid positions come first, and how to move them back."""
+    def _aligned(self, inputs_embeds: Tensor, mask: Tensor | None) -> tuple[Tensor, Alignment | None]:
+        """Rows `[B, T, D]` whose valid positions come first, in the model's dtype, and how to move them back."""
         alignment = align(mask, 'left')
         aligned = inputs_embeds if alignment is None else alignment.apply(inputs_embeds)
-        return run_decoder(self.model, aligned.to(self.dtype)), alignment
+        return aligned.to(self.dtype), alignment
 
     def logits(self, inputs_embeds: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        hidden, alignment = self._hidden(inputs_embeds, attention_mask)
-        hidden = hidden.transpose(0, 1)
+        embeds, alignment = self._aligned(inputs_embeds, attention_mask)
+        hidden = run_decoder(self.model, embeds).transpose(0, 1)
         if alignment is not None:
             hidden = alignment.undo(hidden)
         return F.linear(hidden, output_weight(self.model))
 
     def loss(self, inputs_embeds: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> LossOutput:
-        alignment = align(attention_mask, 'left')
-        if alignment is not None:
-            inputs_embeds, labels = alignment.apply(inputs_embeds), alignment.apply(labels)
-        inputs_embeds = inputs_embeds.to(self.dtype)
-        if inputs_embeds.device.type == 'cpu':
+        embeds, alignment = self._aligned(inputs_embeds, attention_mask)
+        labels = labels if alignment is None else alignment.apply(labels)
+        if embeds.device.type == 'cpu':
             # A GPU would wait for the lengths, and wants a kernel of its own for packed attention.
-            hidden, chosen = run_packed_decoder(self.model, inputs_embeds, labelled_lens(labels, IGNORED_LABEL))
+            hidden, chosen = run_packed_decoder(self.model, embeds, labelled_lens(labels, IGNORED_LABEL))
             return cross_entropy(hidden, output_weight(self.model), labels[chosen])
-        return cross_entropy(run_decoder(self.model, inputs_embeds), output_weight(self.model), labels.t())
+        return cross_entropy(run_decoder(self.model, embeds), output_weight(self.model), labels.t())
 
     @torch.no_grad()
     def generate(
