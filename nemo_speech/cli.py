@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_speech import __version__
-from nemo_speech.core.errors import (
-    AudioError,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    MissingDependencyError,
-    ModelNotFoundError,
-)
+from nemo_speech.core.errors import USER_ERRORS
 from nemo_speech.quickstart.options import add_arguments as add_quickstart_arguments
 from nemo_speech.quickstart.options import read_options as read_quickstart_options
 from nemo_speech.quickstart.shipped import shipped_path
@@ -29,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ['main', 'shipped_path']
 
-# Their messages say what to do; a traceback would bury it.
-USER_ERRORS = (AudioError, CheckpointError, ConfigError, DataError, MissingDependencyError, ModelNotFoundError)
 
 # command -> (script, what it does); all arguments are the script's own: Hydra overrides, or --help
 SCRIPTS = {
@@ -112,6 +103,12 @@ def _doctor(arguments: Sequence[str]) -> int:
     return run_doctor()
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'expected a number from 1 on, got {text!r}')
+    return int(text)
+
+
 def transcribe_parser() -> argparse.ArgumentParser:
     """Arguments of `nemo-speech transcribe`."""
     parser = argparse.ArgumentParser(prog='nemo-speech transcribe', description=COMMANDS['transcribe'])
@@ -120,9 +117,13 @@ def transcribe_parser() -> argparse.ArgumentParser:
         'audio', nargs='+', help='audio files, NeMo manifests (.json, .jsonl) or lhotse cuts (.jsonl.gz)'
     )
     parser.add_argument('--output', type=Path, help='write JSON lines here instead of printing the texts')
-    parser.add_argument('--batch-size', type=int, default=4, help='pieces of audio run at once (default: %(default)s)')
-    parser.add_argument('--max-new-tokens', type=int, default=256, help='most tokens a piece (default: %(default)s)')
-    parser.add_argument('--num-beams', type=int, help='beam search with so many beams (default: greedy)')
+    parser.add_argument(
+        '--batch-size', type=_positive, default=4, help='pieces of audio run at once (default: %(default)s)'
+    )
+    parser.add_argument(
+        '--max-new-tokens', type=_positive, default=256, help='most tokens a piece (default: %(default)s)'
+    )
+    parser.add_argument('--num-beams', type=_positive, help='beam search with so many beams (default: greedy)')
     parser.add_argument('--language', help='name of the language, put into the prompt')
     parser.add_argument('--prompt', help="the user's words before the audio (default: the model's)")
     parser.add_argument('--timestamps', action='store_true', help='start and end of each piece, with --output')
@@ -135,15 +136,12 @@ def transcribe_parser() -> argparse.ArgumentParser:
 
 def _transcribe(arguments: Sequence[str]) -> int:
     options = transcribe_parser().parse_intermixed_args(list(arguments))
-    import torch
-
     from nemo_speech.collections.speechlm2 import SALM
     from nemo_speech.collections.speechlm2.models.transcription import list_sources
 
     sources = list(list_sources(options.audio))  # before the model: a wrong path should not wait for it
-    device = options.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     model = SALM.from_pretrained(
-        options.model, backend=options.backend, torch_dtype=options.dtype, map_location=device
+        options.model, backend=options.backend, torch_dtype=options.dtype, map_location=options.device
     )
     assert isinstance(model, SALM)
     generation = {} if options.num_beams is None else {'num_beams': options.num_beams}

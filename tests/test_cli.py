@@ -100,6 +100,20 @@ def test_transcribe_prints_a_line_each_and_writes_json(tiny_llm, tmp_path, capsy
     assert rows[0]['duration'] == 0.5 and 'text' in rows[1] and 'bad.wav' in rows[2]['error']
 
 
+@pytest.mark.parametrize('option', ['--batch-size', '--max-new-tokens', '--num-beams'])
+@pytest.mark.parametrize('value', ['0', '-1', 'two'])
+def test_transcribe_takes_counts_from_1_on(option, value, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(['transcribe', 'm', 'a.wav', f'{option}={value}'])
+    assert f'argument {option}: expected a number from 1 on, got {value!r}' in capsys.readouterr().err
+
+
+def test_transcribe_names_a_device_that_is_not_there(capsys, tmp_path):
+    soundfile.write(tmp_path / 'a.wav', np.zeros(800), 16000)
+    assert cli.main(['transcribe', 'm', str(tmp_path / 'a.wav'), '--device', 'gpu0']) == 1
+    assert "device 'gpu0' is not known: expected 'cpu', 'cuda' or 'cuda:<number>'" in capsys.readouterr().err
+
+
 def test_transcribe_names_missing_audio(capsys, tmp_path, tiny_llm):
     assert cli.main(['transcribe', str(tmp_path / 'absent'), str(tmp_path / 'a.jsonl')]) == 1
     assert 'a.jsonl' in capsys.readouterr().err

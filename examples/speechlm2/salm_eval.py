@@ -34,10 +34,11 @@ class SALMEvalConfig:
 @hydra_runner(config_path='../../conf/speechlm2', config_name='salm_eval', schema=SALMEvalConfig)
 def main(cfg: SALMEvalConfig) -> None:
     from nemo_speech.collections.common.data.manifests import read_cuts
-    from nemo_speech.collections.speechlm2.models.evaluation import evaluate_transcripts, pick_device, write_jsonl
+    from nemo_speech.collections.speechlm2.models.evaluation import evaluate_transcripts, write_jsonl
 
-    device = pick_device(cfg.device)
-    model = SALM.from_pretrained(cfg.pretrained_name, torch_dtype=cfg.dtype, backend=cfg.backend, map_location=device)
+    model = SALM.from_pretrained(
+        cfg.pretrained_name, torch_dtype=cfg.dtype, backend=cfg.backend, map_location=cfg.device
+    )
     result = evaluate_transcripts(
         model,
         read_cuts(cfg.inputs),

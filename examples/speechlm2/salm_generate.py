@@ -34,13 +34,13 @@ class SALMGenerateConfig:
 def main(cfg: SALMGenerateConfig) -> None:
     from nemo_speech.collections.speechlm2.models.evaluation import (
         answer_conversations,
-        pick_device,
         read_conversations,
         write_jsonl,
     )
 
-    device = pick_device(cfg.device)
-    model = SALM.from_pretrained(cfg.pretrained_name, torch_dtype=cfg.dtype, backend=cfg.backend, map_location=device)
+    model = SALM.from_pretrained(
+        cfg.pretrained_name, torch_dtype=cfg.dtype, backend=cfg.backend, map_location=cfg.device
+    )
     answered = answer_conversations(
         model,
         read_conversations(cfg.inputs, model),

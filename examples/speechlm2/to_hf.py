@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nemo_speech.collections.speechlm2 import SALM, SALMTrainConfig
-from nemo_speech.core.config import build_config, hydra_runner, load_yaml
+from nemo_speech.core.config import build_config, hydra_runner, read_yaml
 
 
 @dataclass
@@ -26,8 +26,7 @@ class ToHFConfig:
 
 @hydra_runner(config_path='../../conf/speechlm2', config_name='to_hf', schema=ToHFConfig)
 def main(cfg: ToHFConfig) -> None:
-    text = Path(cfg.ckpt_config).read_text(encoding='utf-8')
-    run = build_config(SALMTrainConfig, load_yaml(text, source=cfg.ckpt_config), source=cfg.ckpt_config)
+    run = build_config(SALMTrainConfig, read_yaml(cfg.ckpt_config), source=cfg.ckpt_config)
     model = SALM(
         replace(run.model, init_from_checkpoint=cfg.ckpt_path, torch_dtype=cfg.dtype or run.model.torch_dtype)
     )

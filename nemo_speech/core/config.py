@@ -13,14 +13,20 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stderr
 from typing import Any
 
-from nemo_speech.core.errors import ConfigError, MissingDependencyError, ModelNotFoundError
+from nemo_speech.core.errors import USER_ERRORS, ConfigError
 from nemo_speech.core.schema import build_config, config_to_dict, schema_has_key, suggest_key
-from nemo_speech.core.yaml_io import load_yaml, register_resolvers, save_yaml
+from nemo_speech.core.yaml_io import load_yaml, read_yaml, register_resolvers, save_yaml
 
-__all__ = ['build_config', 'config_to_dict', 'hydra_runner', 'load_yaml', 'register_resolvers', 'save_yaml']
+__all__ = [
+    'build_config',
+    'config_to_dict',
+    'hydra_runner',
+    'load_yaml',
+    'read_yaml',
+    'register_resolvers',
+    'save_yaml',
+]
 
-# What a user can put right without reading a traceback. Others keep theirs: they may surface hours into a run.
-_USER_ERRORS = (ConfigError, ModelNotFoundError, MissingDependencyError)
 _UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'\.\s*\n\s*To append to your config")
 
 
@@ -37,9 +43,8 @@ def hydra_runner(
         schema: A dataclass. The function then receives it, built and checked, instead of a `DictConfig`; and keys
             that the dataclass declares can be overridden without `+` even where the YAML file leaves them out.
 
-    A `ConfigError`, a missing model and a missing optional package end the process with exit code 1 and their
-    message; set `HYDRA_FULL_ERROR=1` for the traceback. Calling the decorated function with a config runs it on that,
-    without Hydra.
+    The errors of `core.errors` end the process with exit code 1 and their message; set `HYDRA_FULL_ERROR=1` for the
+    traceback. Calling the decorated function with a config runs it on that, without Hydra.
     """
 
     def decorate(task: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -76,7 +81,7 @@ def _typed(schema: type, config: Any, *, source: str) -> Any:
 def _report_user_errors(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except _USER_ERRORS as err:
+    except USER_ERRORS as err:
         if os.environ.get('HYDRA_FULL_ERROR') == '1':
             raise
         print(f'{type(err).__name__}: {err}', file=sys.stderr)

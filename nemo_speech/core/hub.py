@@ -12,8 +12,13 @@ def find_directory(model_id: str | Path, *, revision: str | None = None) -> Path
     Raises:
         ModelNotFoundError: Neither; says what was tried.
     """
+    _check_id(model_id)
     if Path(model_id).is_dir():
         return Path(model_id)
+    if Path(model_id).is_file():
+        raise ModelNotFoundError(
+            f'{model_id} is a file; a directory was expected (restore_from reads .nemo archives).'
+        )
     from huggingface_hub import snapshot_download
 
     return _fetch(str(model_id), 'directory', lambda: snapshot_download(str(model_id), revision=revision))
@@ -25,6 +30,7 @@ def find_archive(model_id: str | Path, *, revision: str | None = None) -> Path:
     Raises:
         ModelNotFoundError: Neither; says what was tried.
     """
+    _check_id(model_id)
     if Path(model_id).exists():
         return Path(model_id)
     name = str(model_id)
@@ -34,6 +40,11 @@ def find_archive(model_id: str | Path, *, revision: str | None = None) -> Path:
 
     file = f"{name.rsplit('/', 1)[-1]}.nemo"
     return _fetch(name, '.nemo archive', lambda: hf_hub_download(name, file, revision=revision))
+
+
+def _check_id(model_id: str | Path) -> None:
+    if not isinstance(model_id, (str, Path)) or not str(model_id):
+        raise ModelNotFoundError(f"Expected a path, or 'owner/name' on the Hugging Face hub, got {model_id!r}.")
 
 
 def _fetch(name: str, kind: str, fetch: Callable[[], str]) -> Path:

@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from nemo_speech.core.archive import NemoArchive, read_nemo, write_nemo
+from nemo_speech.core.devices import find_device
 from nemo_speech.core.errors import CheckpointError, ConfigError
 from nemo_speech.core.freezing import FreezeReport, freeze_by_patterns
 from nemo_speech.core.hub import find_directory
@@ -23,6 +24,7 @@ from nemo_speech.core.instantiate import resolve_target
 from nemo_speech.core.optim import build_optimizer, build_scheduler, group_parameters
 from nemo_speech.core.schema import build_config, config_to_dict
 from nemo_speech.core.targets import NEMO_TARGETS, to_nemo_target
+from nemo_speech.core.weights import check_resumable, copy_weights
 from nemo_speech.utils.logging import get_logger
 
 logger = get_logger(__name__)
@@ -109,6 +111,9 @@ class ModelPT(LightningModule):
             return None
         return self.trainer.max_steps
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        check_resumable(self, checkpoint, self.cfg.optimizer)
+
     # ---- .nemo archives -----------------------------------------------------------------------------------------
 
     def save_to(self, path: str | Path) -> None:
@@ -120,7 +125,7 @@ class ModelPT(LightningModule):
         cls,
         restore_path: str | Path,
         *,
-        map_location: Any = 'cpu',
+        map_location: Any = None,
         strict: bool = True,
         return_config: bool = False,
         override_config: Mapping[str, Any] | None = None,
@@ -129,23 +134,25 @@ class ModelPT(LightningModule):
 
         Args:
             restore_path: File, or directory with the members.
-            map_location: Device of the result.
+            map_location: Device of the result; None: a GPU if there is one, else the CPU, as in NeMo.
             strict: Missing and unexpected weights are errors, not warnings.
             return_config: Give the archive's config instead of a model.
             override_config: Top-level keys that replace the archive's.
 
         Raises:
             ModelNotFoundError: No such file.
+            ConfigError: There is no device `map_location`.
             CheckpointError: Damaged or unsafe; weights do not fit; or it holds a model that is no `cls`.
         """
+        device = find_device(map_location)
         archive = read_nemo(restore_path)
         if override_config:
             archive = NemoArchive(archive.path, {**archive.config, **config_to_dict(override_config)}, archive.members)
         if return_config:
             return archive.config
         model = cls._class_in(archive).from_archive(archive)
-        load_weights(model, archive.state_dict, source=str(restore_path), strict=strict)
-        return model.to(map_location).eval()
+        copy_weights(model, archive.state_dict, source=str(restore_path), strict=strict)
+        return model.to(device).eval()
 
     @classmethod
     def from_archive(cls, archive: NemoArchive) -> 'ModelPT':
@@ -193,7 +200,10 @@ class ModelPT(LightningModule):
         directory = Path(save_directory)
         if directory.exists() and not directory.is_dir():
             raise CheckpointError(f'{directory} is a file; a model is saved as a directory, so name another place.')
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f'{directory} cannot be made ({error}); name another place.') from error
         text = json.dumps(self.hf_config(), indent=2, sort_keys=True, ensure_ascii=False)
         (directory / CONFIG_FILE).write_text(text + '\n', encoding='utf-8')
         save_file(_unshared(self.hf_state_dict()), directory / WEIGHTS_FILE, metadata={'format': 'pt'})
@@ -213,20 +223,22 @@ class ModelPT(LightningModule):
 
         Args:
             model_id: Directory, or `owner/name` on the hub (the local cache is enough when it holds it).
-            map_location: Device of the result.
+            map_location: Device of the result; None: a GPU if there is one, else the CPU.
             strict: Missing and unexpected weights are errors, not warnings.
             revision: Branch, tag or commit on the hub.
             **kwargs: For `from_hf_directory`.
 
         Raises:
             ModelNotFoundError: Neither a directory nor known to the hub.
+            ConfigError: There is no device `map_location`.
             CheckpointError: Incomplete, damaged, or weights that do not fit.
         """
+        device = find_device(map_location)
         directory = find_directory(model_id, revision=revision)
         config = _read_json(directory / CONFIG_FILE)
         model = cls.from_hf_directory(directory, config, **kwargs)
         model.load_hf_state_dict(read_safetensors(directory), source=str(directory), strict=strict)
-        return model.to(map_location).eval()
+        return model.to(device).eval()
 
     def hf_config(self) -> dict[str, Any]:
         """What `config.json` holds."""
@@ -238,7 +250,7 @@ class ModelPT(LightningModule):
 
     def load_hf_state_dict(self, weights: Mapping[str, Tensor], *, source: str, strict: bool = True) -> None:
         """Load weights under the names they have on disk."""
-        load_weights(self, weights, source=source, strict=strict)
+        copy_weights(self, weights, source=source, strict=strict)
 
     def save_extras(self, directory: Path) -> None:
         """Write what else makes the directory self-contained: tokenizer, backbone config."""
@@ -248,42 +260,6 @@ class ModelPT(LightningModule):
         """Build the model, without weights, that a directory describes."""
         known = {key: value for key, value in config.items() if key not in ('architectures', 'model_type')}
         return cls(build_config(cls.config_class, {**known, **kwargs}, source=str(directory / CONFIG_FILE)))
-
-
-def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: str, strict: bool = True) -> None:
-    """Copy weights into a module.
-
-    Args:
-        module: Receives them.
-        weights: By parameter and buffer name.
-        source: Where they came from, for messages.
-        strict: Missing and unexpected names are errors, not warnings. Wrong shapes always are errors.
-
-    Raises:
-        CheckpointError: Names the tensors.
-    """
-    own = module.state_dict()
-    wrong = [
-        f'{k} {list(weights[k].shape)} instead of {list(own[k].shape)}'
-        for k in own
-        if k in weights and weights[k].shape != own[k].shape
-    ]
-    missing, unexpected = [k for k in own if k not in weights], [k for k in weights if k not in own]
-    faults = [
-        _listed(what, names)
-        for what, names in (('missing', missing), ('unexpected', unexpected), ('of another shape', wrong))
-        if names
-    ]
-    if faults and (strict or wrong):
-        raise CheckpointError(f"{source} does not fit {type(module).__name__}: {'; '.join(faults)}.")
-    if faults:
-        logger.warning('%s: %s', source, '; '.join(faults))
-    module.load_state_dict({k: v for k, v in weights.items() if k in own}, strict=False)
-
-
-def _listed(what: str, names: list[str], shown: int = 5) -> str:
-    more = f' and {len(names) - shown} more' if len(names) > shown else ''
-    return f"{len(names)} {what}: {', '.join(names[:shown])}{more}"
 
 
 def _unshared(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from nemo_speech.core import schedulers
 from nemo_speech.core.errors import ConfigError
-from nemo_speech.core.instantiate import build_object, instantiate
+from nemo_speech.core.instantiate import build_object, instantiate, resolve_target
 from nemo_speech.core.novel_optimizers import Adan, Novograd
 from nemo_speech.utils.suggest import did_you_mean
 
@@ -52,6 +52,15 @@ def build_optimizer(cfg: Mapping[str, Any], params: Any, *, path: str = 'optimiz
     return _build(cfg, OPTIMIZERS, torch.optim.Optimizer, path, params=params)
 
 
+def optimizer_class(cfg: Mapping[str, Any], *, path: str = 'optimizer') -> type[torch.optim.Optimizer]:
+    """The class that `build_optimizer` would build.
+
+    Raises:
+        ConfigError: Unknown name.
+    """
+    return _class_of(cfg, OPTIMIZERS, path)
+
+
 def build_scheduler(
     cfg: Mapping[str, Any],
     optimizer: torch.optim.Optimizer,
@@ -71,7 +80,7 @@ def build_scheduler(
     """
     calling = {key: cfg[key] for key in _CALLING_KEYS if key in cfg}
     arguments = {key: value for key, value in cfg.items() if key not in _CALLING_KEYS}
-    ours = _scheduler_class(arguments, path).__module__ == schedulers.__name__
+    ours = _class_of(arguments, SCHEDULERS, path).__module__ == schedulers.__name__
     if ours and arguments.get('max_steps') is None:
         arguments.pop('max_steps', None)
         if max_steps is not None:
@@ -138,10 +147,8 @@ def _by_name(cfg: Mapping[str, Any], table: Mapping[str, type], path: str) -> ty
     return table[cfg['name']]
 
 
-def _scheduler_class(cfg: Mapping[str, Any], path: str) -> type:
-    from nemo_speech.core.instantiate import resolve_target
-
-    return resolve_target(cfg['_target_'], path=path) if '_target_' in cfg else _by_name(cfg, SCHEDULERS, path)
+def _class_of(cfg: Mapping[str, Any], table: Mapping[str, type], path: str) -> type:
+    return resolve_target(cfg['_target_'], path=path) if '_target_' in cfg else _by_name(cfg, table, path)
 
 
 def _patterns(group: Mapping[str, Any], path: str) -> list[re.Pattern[str]]:

@@ -60,6 +60,17 @@ def load_yaml(text: str | bytes, *, source: str) -> dict[str, Any]:
     return value
 
 
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a file that holds a YAML mapping of plain values.
+
+    Raises:
+        ConfigError: There is no such file, or as `load_yaml`.
+    """
+    if not Path(path).is_file():
+        raise ConfigError(f'{path}: no such file; expected YAML, as a run writes beside its checkpoints.')
+    return load_yaml(Path(path).read_bytes(), source=str(path))
+
+
 def save_yaml(config: Any, path: str | Path) -> None:
     """Write a config (dataclass or mapping) as YAML, keys in their order."""
     Path(path).write_text(dump_yaml(config), encoding='utf-8')

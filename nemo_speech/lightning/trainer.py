@@ -71,12 +71,23 @@ class TrainerConfig:
     default_root_dir: str | None = None
     enable_autolog_hparams: bool = True
 
+    def __post_init__(self):
+        for key, least in (('accumulate_grad_batches', 1), ('gradient_clip_val', 0), ('log_every_n_steps', 0)):
+            value = getattr(self, key)
+            if value is not None and value < least:
+                raise ValueError(f'{key}: expected {least} or more, got {value}.')
+
 
 def build_trainer(cfg: 'TrainerConfig | dict[str, Any]', **overrides: Any) -> Any:
     """Lightning's Trainer from the config; `overrides` are Trainer arguments. Raises as `resolve_trainer_cfg`."""
     from lightning.pytorch import Trainer
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-    return Trainer(**{**resolve_trainer_cfg(cfg), **overrides})
+    kwargs = {**resolve_trainer_cfg(cfg), **overrides}
+    try:
+        return Trainer(**kwargs)
+    except (MisconfigurationException, ValueError) as error:  # Lightning's texts name the argument
+        raise ConfigError(f'trainer: {error}') from error
 
 
 def resolve_trainer_cfg(cfg: TrainerConfig | dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +144,7 @@ def _set_precision(kwargs: dict[str, Any]) -> None:
         precision = _HALF.get(precision, precision)
     if precision not in _PRECISIONS:
         known = ', '.join(str(name) for name in _PRECISIONS if isinstance(name, str))
-        raise ConfigError(f'trainer.precision: {precision!r} is not known; known are 16, 32, 64, {known}.')
+        raise ConfigError(f'trainer.precision: {precision!r} is not known; known are {known}.')
     kwargs['precision'] = precision
     if precision in ('bf16-true', '16-true'):
         from nemo_speech.lightning.precision import HalfPrecisionForAudio

@@ -131,12 +131,9 @@ def evaluate(model_dir: Path, speech: PreparedSpeech, encoder_dir: Path) -> Eval
         speech: What it was trained on and what was held out.
         encoder_dir: Whisper as a Hugging Face directory, decoder included.
     """
-    import torch
-
     from nemo_speech.collections.speechlm2 import SALM
 
-    device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    model = SALM.from_pretrained(model_dir, map_location=device)
+    model = SALM.from_pretrained(model_dir, map_location=None)
     assert isinstance(model, SALM)
     model.eval()
     heldout = transcribe_clips(model, speech.heldout, 'held out', speech.language)
@@ -159,10 +156,10 @@ def transcribe_clips(model: SALM, clips: Sequence[Clip], name: str, language: st
     for batch in _batches(clips, f'Transcribing, {name}'):
         audios, audio_lens = _load(batch, model)
         limit = max_new_tokens(batch[0].duration_s)
-        paths = [clip.path for clip in batch]
+        waveforms = [audio[:length] for audio, length in zip(audios, audio_lens)]
         texts = {
             'salm': model.transcribe(
-                paths, batch_size=BATCH_SIZE, max_new_tokens=limit, num_beams=NUM_BEAMS, verbose=False
+                waveforms, batch_size=BATCH_SIZE, max_new_tokens=limit, num_beams=NUM_BEAMS, verbose=False
             )
         }
         heard = model.ctc_transcripts(audios, audio_lens)

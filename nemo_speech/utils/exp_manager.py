@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+from nemo_speech.utils.errors import CheckpointError, ConfigError, MissingDependencyError
 from nemo_speech.utils.logging import get_logger
 
 logger = get_logger(__name__)
@@ -127,10 +128,10 @@ def exp_manager(trainer: Any, cfg: ExpManagerConfig | None = None, config: Mappi
         The log directory.
 
     Raises:
-        ValueError: The trainer already has a logger or checkpoint callback that `cfg` wants to add, or the checkpoint
-            to resume from is damaged.
-        FileNotFoundError: Nothing to resume from, or a file to copy is missing.
-        ImportError: A logger's package is missing.
+        ConfigError: The trainer already has a logger or checkpoint callback that `cfg` wants to add, the log directory
+            cannot be made, there is nothing to resume from, or a file to copy is missing.
+        CheckpointError: The checkpoint to resume from is damaged.
+        MissingDependencyError: A logger's package is missing.
     """
     from nemo_speech.utils.run_callbacks import FinalSummary, MaxTimePerRun, RunCheckpoint, StepTimer
     from nemo_speech.utils.run_records import save_records
@@ -139,7 +140,12 @@ def exp_manager(trainer: Any, cfg: ExpManagerConfig | None = None, config: Mappi
     log_dir = find_log_dir(cfg)
     if trainer.global_rank != 0 and cfg.seconds_to_sleep > 0:
         time.sleep(cfg.seconds_to_sleep)
-    log_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f'exp_manager: {log_dir} cannot be made ({error}); give explicit_log_dir another place.'
+        ) from error
     logger.info('Results go to %s', log_dir)
     checkpoint_dir = Path(cfg.checkpoint_callback_params.dirpath or log_dir / 'checkpoints')
     resume_from = find_resume_checkpoint(cfg, checkpoint_dir)
@@ -159,7 +165,7 @@ def exp_manager(trainer: Any, cfg: ExpManagerConfig | None = None, config: Mappi
     trainer.callbacks.append(FinalSummary(log_dir))
     if cfg.create_checkpoint_callback:
         if trainer.checkpoint_callbacks:
-            raise ValueError('the trainer has a checkpoint callback already; set trainer.enable_checkpointing=False.')
+            raise ConfigError('the trainer has a checkpoint callback already; set trainer.enable_checkpointing=False.')
         trainer.callbacks.append(RunCheckpoint(cfg.checkpoint_callback_params, checkpoint_dir, cfg.name or 'default'))
     return log_dir
 
@@ -180,13 +186,13 @@ def find_resume_checkpoint(cfg: ExpManagerConfig, checkpoint_dir: Path) -> Path 
     """The checkpoint to continue from: the named one, else the newest `*last*.ckpt`; None to start afresh.
 
     Raises:
-        FileNotFoundError: The named one is missing, or there is none and `resume_ignore_no_checkpoint` is off.
-        ValueError: It is damaged.
+        ConfigError: The named one is missing, or there is none and `resume_ignore_no_checkpoint` is off.
+        CheckpointError: It is damaged.
     """
     if cfg.resume_from_checkpoint:
         chosen = Path(cfg.resume_from_checkpoint)
         if not chosen.exists():
-            raise FileNotFoundError(f'exp_manager.resume_from_checkpoint: {chosen} does not exist.')
+            raise ConfigError(f'exp_manager.resume_from_checkpoint: {chosen} does not exist.')
     elif not cfg.resume_if_exists:
         return None
     else:
@@ -196,14 +202,14 @@ def find_resume_checkpoint(cfg: ExpManagerConfig, checkpoint_dir: Path) -> Path 
         if not found:
             if cfg.resume_ignore_no_checkpoint:
                 return None
-            raise FileNotFoundError(
+            raise ConfigError(
                 f'exp_manager.resume_if_exists: no *last.ckpt in {checkpoint_dir}. To start afresh in that case, set '
                 'exp_manager.resume_ignore_no_checkpoint=True.'
             )
         chosen = max(found, key=lambda p: (p.stat().st_mtime_ns, p.name))
     # A directory is a sharded checkpoint, whose own reader checks it. A file is a zip, whose index is at its end.
     if chosen.is_file() and not zipfile.is_zipfile(chosen):
-        raise ValueError(
+        raise CheckpointError(
             f'{chosen} is damaged or incomplete (a write cut short?); delete it to resume from an older one.'
         )
     return chosen
@@ -232,7 +238,7 @@ def _new_version(root: Path, by_time: bool) -> str:
 def _copy_files(cfg: ExpManagerConfig, log_dir: Path) -> None:
     for name in cfg.files_to_copy or []:
         if not Path(name).is_file():
-            raise FileNotFoundError(f'exp_manager.files_to_copy: {name} does not exist.')
+            raise ConfigError(f'exp_manager.files_to_copy: {name} does not exist.')
         shutil.copy(name, log_dir)
 
 
@@ -241,7 +247,7 @@ def _add_loggers(trainer: Any, cfg: ExpManagerConfig, log_dir: Path) -> None:
     if not wanted:
         return
     if trainer.loggers:
-        raise ValueError(
+        raise ConfigError(
             'the trainer has a logger already; set trainer.logger=False, or no exp_manager.create_*_logger.'
         )
     from lightning.pytorch import loggers
@@ -253,7 +259,7 @@ def _add_loggers(trainer: Any, cfg: ExpManagerConfig, log_dir: Path) -> None:
         if cfg.create_wandb_logger:
             added.append(loggers.WandbLogger(**{'save_dir': str(log_dir), **(cfg.wandb_logger_kwargs or {})}))
     except ModuleNotFoundError as err:
-        raise ImportError(
+        raise MissingDependencyError(
             f'{err}. Install the loggers (pip install nemo_speech[loggers]), or set '
             'exp_manager.create_tensorboard_logger=False and exp_manager.create_csv_logger=True.'
         ) from err

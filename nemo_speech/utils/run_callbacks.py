@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from nemo_speech.utils.errors import ConfigError
 from nemo_speech.utils.exp_manager import CheckpointParams, parse_duration
 from nemo_speech.utils.logging import get_logger
 
@@ -23,6 +25,11 @@ class RunCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, params: CheckpointParams, directory: Path, name: str):
+        if params.monitor is None and params.save_top_k not in (-1, 0, 1):
+            raise ConfigError(
+                f'exp_manager.checkpoint_callback_params.save_top_k: {params.save_top_k} without a monitor has '
+                'nothing to rank by. Set monitor, or save_top_k to 1 (the newest), 0 (none) or -1 (all).'
+            )
         interval = parse_duration(params.train_time_interval) if params.train_time_interval else None
         super().__init__(
             dirpath=params.dirpath or directory,
@@ -62,7 +69,13 @@ class RunCheckpoint(ModelCheckpoint):
 
     def _save_topk_checkpoint(self, trainer: Any, monitor_candidates: Any) -> None:
         before = set(self.best_k_models)
-        super()._save_topk_checkpoint(trainer, monitor_candidates)
+        try:
+            super()._save_topk_checkpoint(trainer, monitor_candidates)
+        except MisconfigurationException as error:
+            known = ', '.join(sorted(monitor_candidates.keys() - {'epoch', 'step'}))
+            raise ConfigError(
+                f'exp_manager.checkpoint_callback_params.monitor: {self.monitor!r} is not logged. Logged are {known}.'
+            ) from error
         if self.params.always_save_nemo and trainer.is_global_zero:
             for path in before - set(self.best_k_models):
                 Path(path).with_suffix(self.params.postfix).unlink(missing_ok=True)

@@ -42,3 +42,16 @@ def test_hub_names_are_found_in_the_cache():
 def test_missing_nemo_file_is_no_hub_name():
     with pytest.raises(ModelNotFoundError, match='missing/x.nemo: no such file or directory'):
         find_archive('missing/x.nemo')
+
+
+@FINDERS
+@pytest.mark.parametrize('name', ['', None, 3], ids=repr)
+def test_what_is_no_name_is_said(find, name):
+    with pytest.raises(ModelNotFoundError, match=f"Expected a path, or 'owner/name' .* got {name!r}"):
+        find(name)
+
+
+def test_file_is_no_directory(tmp_path):
+    (tmp_path / 'm.nemo').write_bytes(b'')
+    with pytest.raises(ModelNotFoundError, match='m.nemo is a file; a directory was expected'):
+        find_directory(tmp_path / 'm.nemo')

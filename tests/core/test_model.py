@@ -1,5 +1,6 @@
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from nemo_speech.core import instantiate as instantiate_module
 from nemo_speech.core.errors import CheckpointError, ConfigError
 from nemo_speech.core.instantiate import register_target
 from nemo_speech.core.model import ModelConfig, ModelPT
+
+GPUS = torch.cuda.device_count()
 
 
 @dataclass(kw_only=True)
@@ -149,6 +152,55 @@ def test_from_pretrained_names_what_is_wrong(tmp_path):
     (tmp_path / 'config.json').write_text('{"width": 3}')
     with pytest.raises(CheckpointError, match='no ../x.safetensors in it'):
         Tiny.from_pretrained(tmp_path)
+
+
+def test_devices_and_places_that_are_not_there_are_named(tmp_path):
+    model = tiny()
+    model.save_pretrained(tmp_path / 'm')
+    model.save_to(tmp_path / 'm.nemo')
+    for load, path in ((Tiny.from_pretrained, tmp_path / 'm'), (Tiny.restore_from, tmp_path / 'm.nemo')):
+        with pytest.raises(ConfigError, match="device 'gpu' is not known"):
+            load(path, map_location='gpu')
+        with pytest.raises(ConfigError, match=f'cuda:{GPUS}. was asked for, and {GPUS} GPUs are usable'):
+            load(path, map_location=f'cuda:{GPUS}')
+    with pytest.raises(CheckpointError, match='m.nemo/m cannot be made .*; name another place'):
+        model.save_pretrained(tmp_path / 'm.nemo' / 'm')
+
+
+def resumed(cfg: dict, **checkpoint) -> None:
+    """A model of `cfg` meets a checkpoint of `tiny()` trained by AdamW, as a trainer that resumes it hands it over."""
+    model = tiny(**cfg)
+    model.freeze_parameters()
+    model._trainer = SimpleNamespace(ckpt_path='a-last.ckpt', training=True)
+    before = tiny(optimizer={'name': 'adamw', 'lr': 1e-3})
+    state = before.configure_optimizers()['optimizer'].state_dict()
+    hyper_parameters = {'cfg': {'optimizer': before.cfg.optimizer}}
+    values = {'state_dict': before.state_dict(), 'optimizer_states': [state], 'hyper_parameters': hyper_parameters}
+    model.on_load_checkpoint({**values, **checkpoint})
+
+
+@pytest.mark.parametrize(
+    'cfg, message',
+    [
+        (
+            {'width': 4},
+            r'a-last.ckpt does not fit Tiny: .* of another shape: first.weight \[3, 3\] instead of \[4, 4\]',
+        ),
+        ({'optimizer': {'_target_': 'torch.optim.SGD', 'lr': 0.1}}, 'trained with AdamW, model.optimizer is SGD'),
+        (
+            {'optimizer': {'name': 'adamw'}, 'freeze_params': ['norm']},
+            'trained 4 tensors, this configuration trains 2',
+        ),
+    ],
+    ids=['tensors', 'optimizer', 'frozen'],
+)
+def test_a_run_that_cannot_go_on_says_why_and_what_to_do(cfg, message):
+    with pytest.raises(CheckpointError, match=f'{message}.*Undo the change of the configuration'):
+        resumed(cfg)
+
+
+def test_a_run_goes_on_with_the_same_optimizer_under_another_name_or_rate():
+    resumed({'optimizer': {'_target_': 'torch.optim.AdamW', 'lr': 5e-4}})
 
 
 def test_configure_optimizers_takes_trainable_parameters_in_groups():

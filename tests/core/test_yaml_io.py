@@ -1,7 +1,7 @@
 import pytest
 
 from nemo_speech.core.errors import ConfigError
-from nemo_speech.core.yaml_io import load_yaml, resolve_interpolations, save_yaml
+from nemo_speech.core.yaml_io import load_yaml, read_yaml, resolve_interpolations, save_yaml
 
 
 def test_load_yaml_reads_numbers_and_dates_as_written():
@@ -51,3 +51,13 @@ def test_resolve_interpolations_resolves_what_it_can():
 def test_resolve_interpolations_refuses_to_read_the_environment():
     with pytest.raises(ConfigError, match="uses the resolver 'oc.env'"):
         resolve_interpolations({'a': {'b': ['x${oc.env:HOME}']}}, source='f')
+
+
+def test_read_yaml_names_the_file(tmp_path):
+    with pytest.raises(ConfigError, match='run.yaml: no such file'):
+        read_yaml(tmp_path / 'run.yaml')
+    (tmp_path / 'run.yaml').write_text('- a list')
+    with pytest.raises(ConfigError, match='run.yaml'):
+        read_yaml(tmp_path / 'run.yaml')
+    (tmp_path / 'run.yaml').write_text('lr: 1e-4')
+    assert read_yaml(tmp_path / 'run.yaml') == {'lr': 1e-4}

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from nemo_speech.collections.speechlm2 import SALM, SALMTrainConfig
 from nemo_speech.core.config import build_config
-from nemo_speech.core.errors import AudioError
+from nemo_speech.core.errors import AudioError, ConfigError
 from tests.tiny import salm_config, write_json
 
 REPO = Path(__file__).resolve().parents[2]
@@ -116,6 +116,12 @@ def test_checkpoint_leaves_frozen_weights_out_and_to_hf_brings_them_back(straigh
     subprocess.run([sys.executable, REPO / 'examples/speechlm2/to_hf.py', *arguments], check=True, cwd=tmp_path)
     ours, theirs = (load_file(d / 'model.safetensors') for d in (tmp_path / 'hf', straight / 'hf'))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize('seed', [-1, 2**32])
+def test_seed_is_what_every_generator_takes(seed, tiny_llm, tiny_cuts, tmp_path):
+    with pytest.raises(ConfigError, match=f'seed: expected 0 to 4294967295, or null, got {seed}'):
+        build_config(SALMTrainConfig, {**experiment(tiny_llm, tiny_cuts, tmp_path, 1), 'seed': seed})
 
 
 def test_command_line_reports_a_wrong_key_with_the_nearest_one(tiny_llm, tiny_cuts, tmp_path):

@@ -72,7 +72,10 @@ def test_auto_takes_the_cpu():
     [
         ({'max_step': 1}, r"trainer.max_step: unknown key. Did you mean 'max_steps'\?"),
         ({'max_steps': 1.5}, 'trainer.max_steps: expected int, got 1.5'),
-        ({'precision': 'fp7', 'accelerator': 'cpu'}, "trainer.precision: 'fp7' is not known; known are 16, 32"),
+        ({'precision': 'fp7', 'accelerator': 'cpu'}, "trainer.precision: 'fp7' is not known; known are 64, 32"),
+        ({'accumulate_grad_batches': 0}, 'trainer: accumulate_grad_batches: expected 1 or more, got 0'),
+        ({'gradient_clip_val': -1.0}, 'trainer: gradient_clip_val: expected 0 or more, got -1.0'),
+        ({'log_every_n_steps': -1}, 'trainer: log_every_n_steps: expected 0 or more, got -1'),
         ({'gradient_clip_algorithm': 'x'}, "trainer.gradient_clip_algorithm: expected one of 'norm', 'value'"),
         (
             {'strategy': {'_target_': 'os.system'}, 'accelerator': 'cpu'},
@@ -87,6 +90,12 @@ def test_auto_takes_the_cpu():
 def test_wrong_trainer_keys_are_named(cfg, message):
     with pytest.raises(ConfigError, match=message):
         resolve_trainer_cfg(cfg)
+
+
+@pytest.mark.parametrize('cfg', [{'profiler': 'fast'}, {'max_epochs': -5}, {'strategy': 'dpp'}], ids=lambda c: [*c][0])
+def test_what_lightning_refuses_is_an_error_of_the_section(cfg):
+    with pytest.raises(ConfigError, match='^trainer: '):
+        build_trainer({'accelerator': 'cpu', **cfg})
 
 
 def test_config_accepts_what_the_trainer_accepts():

@@ -10,6 +10,7 @@ import yaml
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
+from nemo_speech.core.errors import CheckpointError, ConfigError
 from nemo_speech.lightning.trainer import build_trainer
 from nemo_speech.utils.exp_manager import (
     VERSION_VARIABLE,
@@ -210,29 +211,43 @@ def test_find_resume_checkpoint_takes_the_newest_last(tmp_path):
 
 def test_find_resume_checkpoint_names_the_fault(tmp_path):
     resume = ExpManagerConfig(resume_if_exists=True)
-    with pytest.raises(FileNotFoundError, match='no \\*last.ckpt in .*resume_ignore_no_checkpoint=True'):
+    with pytest.raises(ConfigError, match='no \\*last.ckpt in .*resume_ignore_no_checkpoint=True'):
         find_resume_checkpoint(resume, tmp_path)
     assert (
         find_resume_checkpoint(ExpManagerConfig(resume_if_exists=True, resume_ignore_no_checkpoint=True), tmp_path)
         is None
     )
-    with pytest.raises(FileNotFoundError, match='resume_from_checkpoint: nowhere.ckpt does not exist'):
+    with pytest.raises(ConfigError, match='resume_from_checkpoint: nowhere.ckpt does not exist'):
         find_resume_checkpoint(ExpManagerConfig(resume_from_checkpoint='nowhere.ckpt'), tmp_path)
     whole = write_checkpoint(tmp_path / 'x-last.ckpt', 0).read_bytes()
     (tmp_path / 'x-last.ckpt').write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match='x-last.ckpt is damaged or incomplete'):
+    with pytest.raises(CheckpointError, match='x-last.ckpt is damaged or incomplete'):
         find_resume_checkpoint(resume, tmp_path)
 
 
 def test_exp_manager_refuses_a_trainer_that_logs_or_saves_already(tmp_path):
     cfg = ExpManagerConfig(explicit_log_dir=str(tmp_path), create_tensorboard_logger=False, create_csv_logger=True)
-    with pytest.raises(ValueError, match='trainer.logger=False'):
+    with pytest.raises(ConfigError, match='trainer.logger=False'):
         exp_manager(Trainer(accelerator='cpu', logger=True, default_root_dir=tmp_path), cfg)
-    with pytest.raises(ValueError, match='trainer.enable_checkpointing=False'):
+    with pytest.raises(ConfigError, match='trainer.enable_checkpointing=False'):
         exp_manager(Trainer(accelerator='cpu', logger=False, enable_checkpointing=True), cfg)
     missing = ExpManagerConfig(explicit_log_dir=str(tmp_path), files_to_copy=['nothing.txt'])
-    with pytest.raises(FileNotFoundError, match='files_to_copy: nothing.txt does not exist'):
+    with pytest.raises(ConfigError, match='files_to_copy: nothing.txt does not exist'):
         exp_manager(Trainer(accelerator='cpu', logger=False, enable_checkpointing=False), missing)
+
+
+def test_log_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / 'file').write_text('')
+    cfg = ExpManagerConfig(explicit_log_dir=str(tmp_path / 'file' / 'run'), create_tensorboard_logger=False)
+    with pytest.raises(ConfigError, match='file/run cannot be made .*give explicit_log_dir another place'):
+        exp_manager(Trainer(accelerator='cpu', logger=False, enable_checkpointing=False), cfg)
+
+
+def test_several_best_checkpoints_need_a_metric_that_is_logged(tmp_path):
+    with pytest.raises(ConfigError, match='save_top_k: 3 without a monitor'):
+        fit(tmp_path, 4, checkpoint=CheckpointParams(monitor=None, save_top_k=3))
+    with pytest.raises(ConfigError, match="monitor: 'val_los' is not logged. Logged are .*val_loss"):
+        fit(tmp_path, 4, checkpoint=CheckpointParams(monitor='val_los'))
 
 
 def test_parse_duration():

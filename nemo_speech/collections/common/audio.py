@@ -45,11 +45,14 @@ def load_audio(source: AudioSource, sample_rate: int, *, source_rate: int | None
 
 
 def _from_samples(source: np.ndarray | Tensor) -> Tensor:
-    samples = torch.as_tensor(source).detach().cpu()
+    try:
+        samples = torch.as_tensor(source).detach().cpu()
+    except TypeError as error:
+        raise AudioError(f'Expected samples as numbers, got an array of {source.dtype}.') from error
     if samples.dim() not in (1, 2):
         raise AudioError(f'Expected samples [S] or [C, S], got shape {list(samples.shape)}.')
-    if samples.is_complex():
-        raise AudioError('Expected samples as integers or floating-point numbers, got complex ones.')
+    if samples.is_complex() or samples.dtype == torch.bool:
+        raise AudioError(f'Expected samples as integers or floating-point numbers, got {samples.dtype}.')
     if not samples.is_floating_point():
         if samples.dtype == torch.uint8:
             samples = (samples.float() - 128) / 128
@@ -71,6 +74,8 @@ def _decode(source: str | Path | bytes | BinaryIO) -> tuple[Tensor, int, str]:
         handle: Any = str(file)
     elif isinstance(source, bytes):
         name, handle = f'{len(source)} bytes of audio', io.BytesIO(source)
+    elif isinstance(source, io.TextIOBase):
+        raise AudioError(f"file object {getattr(source, 'name', '')!r} is open as text; open it in mode 'rb'.")
     elif hasattr(source, 'read'):
         name, handle = f'file object {getattr(source, "name", "")!r}', source
     else:

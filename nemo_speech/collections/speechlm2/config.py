@@ -6,6 +6,8 @@ from typing import Any, Literal
 from nemo_speech.collections.speechlm2.modules.perception import PerceptionConfig
 from nemo_speech.core.model import ModelConfig
 
+TorchDtype = Literal['float32', 'bfloat16', 'float16']
+
 
 @dataclass
 class CTCTrainingConfig:
@@ -49,7 +51,7 @@ class SALMConfig(ModelConfig):
     """Keyword arguments of `peft.LoraConfig`."""
     tokenizer_path: str | None = None
     trust_remote_code: bool = False
-    torch_dtype: Literal['float32', 'bfloat16', 'float16'] | None = None
+    torch_dtype: TorchDtype | None = None
     """Dtype of the weights; None: torch's default, which the trainer's `precision` sets."""
     encoder_chunk_size_seconds: float | None = None
     init_from_checkpoint: str | None = None
@@ -65,3 +67,7 @@ class SALMConfig(ModelConfig):
     model_type: str | None = None
     """Written by `save_pretrained` for those who look for it; not read."""
     architectures: list[str] | None = None
+
+    def __post_init__(self):
+        if not self.audio_locator_tag.strip():
+            raise ValueError("audio_locator_tag is empty; name the token for audio, such as '<|audioplaceholder|>'.")

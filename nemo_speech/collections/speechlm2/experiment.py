@@ -18,3 +18,7 @@ class SALMTrainConfig:
     exp_manager: ExpManagerConfig = field(default_factory=ExpManagerConfig)
     seed: int | None = 42
     """Ours: seeds Python, NumPy and torch before the model is built; None leaves them alone."""
+
+    def __post_init__(self):
+        if self.seed is not None and not 0 <= self.seed < 2**32:
+            raise ValueError(f'seed: expected 0 to 4294967295, or null, got {self.seed}.')

@@ -56,8 +56,12 @@ def test_other_rates_are_resampled(tone, tmp_path):
         (np.array([0.0, np.nan], dtype=np.float32), 'NaN'),
         (np.zeros((1, 2, 3), dtype=np.float32), r'shape \[1, 2, 3\]'),
         (3.5, 'got float'),
+        (np.zeros(800, complex), 'got torch.complex128'),
+        (np.zeros(800, bool), 'got torch.bool'),
+        (np.array(['a', 'b']), 'Expected samples as numbers, got an array of <U1'),
+        (io.StringIO('text'), "open it in mode 'rb'"),
     ],
-    ids=['missing', 'corrupt', 'empty', 'nan', 'three-dims', 'number'],
+    ids=['missing', 'corrupt', 'empty', 'nan', 'three-dims', 'number', 'complex', 'bool', 'strings', 'text-mode'],
 )
 def test_bad_audio_is_named(source, message):
     with pytest.raises(AudioError, match=message):

@@ -102,7 +102,9 @@ class ConformerEncoder(nn.Module):
             conv_kernel_size=conv_kernel_size,
             global_tokens=global_tokens,
         )
-        if d_model % n_heads:
+        if n_layers < 1:
+            raise ConfigError(f'encoder.n_layers: expected 1 or more, got {n_layers}')
+        if n_heads < 1 or d_model % n_heads:
             raise ConfigError(f'encoder: d_model={d_model} is not a multiple of n_heads={n_heads}')
         self.feat_in = feat_in
         self.subsampling_factor = subsampling_factor

@@ -48,6 +48,11 @@ def read_lora_config(lora: Mapping | LoraConfig) -> LoraConfig:
             near = difflib.get_close_matches(key, names, n=1)
             hint = f'; did you mean {near[0]!r}?' if near else ''
             raise ConfigError(f'lora.{key} is not a key of peft.LoraConfig{hint}')
+    if values.get('task_type') not in (None, 'CAUSAL_LM'):
+        raise ConfigError(f"lora.task_type: expected 'CAUSAL_LM', got {values['task_type']!r}")
+    dropout = values.get('lora_dropout', 0.0)
+    if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        raise ConfigError(f'lora.lora_dropout: expected a number from 0 to below 1, got {dropout!r}')
     values['task_type'] = 'CAUSAL_LM'
     values.pop('peft_type', None)
     # peft keeps lists as they come: any sequence of a config library becomes a plain list.

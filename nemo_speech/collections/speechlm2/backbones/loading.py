@@ -104,6 +104,7 @@ def read_config(source: ModelSource, trust_remote_code: bool = False) -> Pretrai
         CheckpointError: `config.json` is not a config that transformers knows.
         MissingDependencyError: a GGUF file without the gguf package.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     kwargs = {'gguf_file': source.gguf_file} if source.gguf_file else {}
@@ -111,7 +112,7 @@ def read_config(source: ModelSource, trust_remote_code: bool = False) -> Pretrai
         return AutoConfig.from_pretrained(str(source.directory), trust_remote_code=trust_remote_code, **kwargs)
     except ImportError as err:
         raise MissingDependencyError(f'reading {source.name} needs a package of nemo_speech[hf]: {err}') from err
-    except (ValueError, OSError, KeyError) as err:
+    except (ValueError, OSError, KeyError, StrictDataclassError) as err:
         raise CheckpointError(
             f'{source.directory / "config.json"} cannot be read as a causal LM config: {err}'
         ) from err

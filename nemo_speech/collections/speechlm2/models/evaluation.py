@@ -177,8 +177,3 @@ def write_jsonl(path: Path, rows: Sequence[Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(row if isinstance(row, dict) else asdict(row), ensure_ascii=False) for row in rows)
     path.write_text(''.join(f'{line}\n' for line in lines), encoding='utf-8')
-
-
-def pick_device(name: str | None) -> torch.device:
-    """The device called `name`; None: a GPU if there is one, else the CPU."""
-    return torch.device(name or ('cuda' if torch.cuda.is_available() else 'cpu'))

@@ -43,8 +43,7 @@ def collate_prompts(
         AudioError: An audio file cannot be read.
     """
     if isinstance(prompts, Tensor):
-        if prompts.dim() != 2:
-            raise DataError(f'Expected token ids [B, T], got shape {list(prompts.shape)}.')
+        _check_ids(model, prompts)
         input_ids = prompts.to(model.device)
         token_mask = leading_pad_mask(input_ids, model.text_pad_id)
         paths: list[str] = []
@@ -61,12 +60,30 @@ def collate_prompts(
         audios, audio_lens = torch.zeros(0, 0), torch.zeros(0, dtype=torch.long)
     if audio_lens is None:
         raise DataError('`audios` needs `audio_lens`, the number of samples of each row.')
-    if audio_lens.shape != audios.shape[:1] or (len(audios) and int(audio_lens.max()) > audios.shape[1]):
+    if not isinstance(audios, Tensor) or not isinstance(audio_lens, Tensor):
+        raise DataError(
+            f'Expected `audios` and `audio_lens` as tensors, got {type(audios).__name__} and '
+            f'{type(audio_lens).__name__}.'
+        )
+    if audio_lens.shape != audios.shape[:1] or (
+        len(audios) and not 1 <= int(audio_lens.min()) <= int(audio_lens.max()) <= audios.shape[1]
+    ):
         raise DataError(
             f'`audio_lens` {audio_lens.tolist()} does not fit `audios` {list(audios.shape)}: expected one length for '
-            'each row, at most its number of samples.'
+            'each row, from 1 to its number of samples.'
         )
     return PromptBatch(input_ids, token_mask, audios.to(model.device), audio_lens.to(model.device))
+
+
+def _check_ids(model: 'SALM', ids: Tensor) -> None:
+    if ids.dim() != 2:
+        raise DataError(f'Expected token ids [B, T], got shape {list(ids.shape)}.')
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise DataError(f'Expected token ids as integers, got {ids.dtype}.')
+    vocab_size = model.llm.hf_config.vocab_size
+    wrong = ids[((ids < 0) | (ids >= vocab_size)) & (ids != model.audio_locator_tag_id)]
+    if wrong.numel():
+        raise DataError(f'Expected token ids in 0..{vocab_size - 1}, got {int(wrong[0])}.')
 
 
 def tokenize_dialogs(
@@ -76,7 +93,7 @@ def tokenize_dialogs(
     formatter = PromptFormatter.resolve(model.cfg.prompt_format)(model.tokenizer)
     ids: list[Tensor] = []
     paths: list[str] = []
-    if isinstance(dialogs, (str, Mapping)) or not len(dialogs):
+    if not isinstance(dialogs, Sequence) or isinstance(dialogs, str) or not dialogs:
         raise DataError(f'Expected a list of dialogs, each a list of turns {{"role", "content"}}, got {dialogs!r}.')
     for dialog in dialogs:
         turns = []

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nemo_speech.collections.common.prompts import PromptFormatter
 from nemo_speech.collections.common.tokenizers import AutoTokenizer, resolve_pad_id
 from nemo_speech.collections.speechlm2.backbones import load_backbone
-from nemo_speech.collections.speechlm2.config import SALMConfig
+from nemo_speech.collections.speechlm2.config import SALMConfig, TorchDtype
 from nemo_speech.collections.speechlm2.models import salm_checkpoint
 from nemo_speech.collections.speechlm2.models.copying import add_copying_rows
 from nemo_speech.collections.speechlm2.models.endings import cut_at_end
@@ -38,7 +38,6 @@ from nemo_speech.lightning.reduce import mean_over_ranks
 from nemo_speech.utils.logging import get_logger
 
 logger = get_logger(__name__)
-TORCH_DTYPES = ('float32', 'bfloat16', 'float16')
 LORA_PATTERN = r'^.+\.lora_.+$'
 
 
@@ -417,8 +416,9 @@ class SALM(ModelPT):
         """
         cfg = salm_checkpoint.localized_config(directory, config)
         dtype = str(torch_dtype).removeprefix('torch.') if torch_dtype is not None else cfg.torch_dtype or 'float32'
-        if dtype not in TORCH_DTYPES:
-            raise ConfigError(f'torch_dtype={dtype}: expected one of {", ".join(TORCH_DTYPES)}.')
+        known = get_args(TorchDtype)
+        if dtype not in known:
+            raise ConfigError(f'torch_dtype={dtype}: expected one of {", ".join(known)}.')
         changes: dict[str, Any] = {'backend': backend or cfg.backend, 'torch_dtype': dtype}
         return cls(replace(cfg, **changes))
 
@@ -427,6 +427,7 @@ class SALM(ModelPT):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         salm_checkpoint.restore_frozen_weights(self, checkpoint)
+        super().on_load_checkpoint(checkpoint)
 
 
 def conversation_transcripts(conversations: Sequence[Any]) -> list[str | None]:

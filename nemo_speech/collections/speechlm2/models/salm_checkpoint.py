@@ -23,6 +23,8 @@ from nemo_speech.core.config import build_config, config_to_dict
 from nemo_speech.core.errors import CheckpointError, ModelNotFoundError
 from nemo_speech.core.model import CONFIG_FILE, ModelPT, read_safetensors
 from nemo_speech.core.targets import to_nemo_target
+from nemo_speech.core.weights import copy_weights
+from nemo_speech.lightning.checkpoint_io import SafeCheckpointIO
 from nemo_speech.utils.logging import get_logger
 
 if TYPE_CHECKING:
@@ -97,9 +99,11 @@ def load_weights(model: 'SALM', path: str | Path) -> None:
     """
     path = Path(path)
     if path.is_file():
-        checkpoint = torch.load(path, map_location='cpu', weights_only=True)
+        checkpoint = SafeCheckpointIO().load_checkpoint(path, map_location='cpu')
+        if not isinstance(checkpoint, dict) or 'state_dict' not in checkpoint:
+            raise CheckpointError(f"{path}: no training checkpoint: expected a 'state_dict' in it.")
         restore_frozen_weights(model, checkpoint)
-        model.load_state_dict(checkpoint['state_dict'])
+        copy_weights(model, checkpoint['state_dict'], source=str(path))
         return
     if not path.is_dir():
         raise ModelNotFoundError(f'{path}: no such SALM directory or .ckpt file.')

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nemo_speech.collections.asr.modules.conformer_encoder import ConformerEncoder, EncoderOutput
+from nemo_speech.collections.asr.modules.mel_preprocessor import AudioToMelSpectrogramPreprocessor
 from nemo_speech.collections.speechlm2.modules.adapters import (
     DataDependentPart,
     IdentityConnector,
@@ -98,6 +99,7 @@ class AudioPerceptionModule(nn.Module):
         self.modality_adapter = instantiate(cfg.modality_adapter, path='perception.modality_adapter')
         self.proj = _build_projection(cfg, self.modality_adapter)
         self._cache = EncoderFeatureCache(cfg.encoder_cache_max_bytes) if cfg.cache_encoder_features else None
+        _check_features(self.preprocessor, self.encoder)
         _check_fit(self.encoder, self.modality_adapter)
         self.register_load_state_dict_pre_hook(_accept_nemo_keys)
 
@@ -145,7 +147,8 @@ class AudioPerceptionModule(nn.Module):
 
     def resolved_config(self) -> PerceptionConfig:
         """The config that rebuilds this module without the `.nemo` archive or hub model it was made from."""
-        encoder, adapter = self.cfg.encoder or {}, self.cfg.modality_adapter
+        assert self.cfg.encoder is not None
+        encoder, adapter = self.cfg.encoder, self.cfg.modality_adapter
         if isinstance(self.encoder, HFSpeechEncoder):
             encoder = {**encoder, 'config': self.encoder.hf_config_dict}
         if isinstance(self.modality_adapter, DataDependentPart):
@@ -347,6 +350,16 @@ def _build_projection(cfg: PerceptionConfig, adapter: Any) -> nn.Module:
     return nn.Linear(adapter.d_model, cfg.output_dim)
 
 
+def _check_features(preprocessor: Any, encoder: Any) -> None:
+    if not isinstance(encoder, ConformerEncoder) or not isinstance(preprocessor, AudioToMelSpectrogramPreprocessor):
+        return
+    if preprocessor.num_mels != encoder.feat_in:
+        raise ConfigError(
+            f'perception.preprocessor.features={preprocessor.num_mels}, but perception.encoder takes '
+            f'feat_in={encoder.feat_in}; make them equal'
+        )
+
+
 def _check_fit(encoder: Any, adapter: Any) -> None:
     """Say now that adapter and encoder do not fit, not as matrix shapes in the first step."""
     if isinstance(adapter, TranscriptAwareAdapter):
@@ -357,8 +370,13 @@ def _check_fit(encoder: Any, adapter: Any) -> None:
             raise ConfigError(f'{where}.target_layer_ids: {type(encoder).__name__} has no layers to read this way')
         if any(not 0 <= layer_id < len(encoder.layers) for layer_id in adapter.target_layer_ids):
             raise ConfigError(f'{where}.target_layer_ids: expected ids in 0..{len(encoder.layers) - 1}')
-    key = {ConformerEncoder: 'feat_in', IdentityConnector: 'd_model'}.get(type(adapter), 'input_dim')
-    taken = getattr(adapter, key)
+    taken: int | None
+    if isinstance(adapter, ConformerEncoder):
+        key, taken = 'feat_in', adapter.feat_in
+    elif isinstance(adapter, IdentityConnector):
+        key, taken = 'd_model', adapter.d_model
+    else:
+        key, taken = 'input_dim', adapter.input_dim
     if taken is not None and taken != encoder.d_model:
         raise ConfigError(
             f'{where}: takes {taken} channels, but the encoder gives {encoder.d_model}; set '

@@ -158,12 +158,19 @@ def test_conformer_stochastic_depth_drops_late_layers_more_and_keeps_gradients()
         dict(conv_kernel_size=8),
         dict(stochastic_depth_drop_prob=1.0),
         dict(global_tokens=2),
+        dict(n_layers=0),
     ],
     ids=lambda keys: '-'.join(f'{k}' for k in keys),
 )
 def test_conformer_names_the_option_it_does_not_have(keys: dict) -> None:
     with pytest.raises(ConfigError, match=f'encoder.{next(iter(keys))}: '):
         make(**keys)
+
+
+@pytest.mark.parametrize('n_heads', [0, 3])
+def test_conformer_heads_divide_its_width(n_heads: int) -> None:
+    with pytest.raises(ConfigError, match=f'is not a multiple of n_heads={n_heads}'):
+        make(n_heads=n_heads)
 
 
 def test_conformer_accepts_contexts_that_mean_no_limit() -> None:

@@ -167,6 +167,9 @@ def test_dropout_acts_in_training_only(model_dir, prompts):
         ({'init_lora_weights': 'pissa'}, 'init_lora_weights'),
         ({'modules_to_save': ['lm_head']}, 'modules_to_save'),
         ({'r': 0}, 'positive integers'),
+        ({'r': 2, 'task_type': 'SEQ_CLS'}, "lora.task_type: expected 'CAUSAL_LM', got 'SEQ_CLS'"),
+        ({'r': 2, 'lora_dropout': 1.0}, 'lora.lora_dropout: expected a number from 0 to below 1, got 1.0'),
+        ({'r': 2, 'lora_dropout': 'no'}, "lora.lora_dropout: expected a number from 0 to below 1, got 'no'"),
         ({'r': 2, 'layers_to_transform': [0], 'target_modules': '.*q_proj'}, 'peft refuses'),
     ],
 )

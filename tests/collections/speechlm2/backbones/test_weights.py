@@ -119,9 +119,10 @@ def test_broken_weights_are_named(backend, model_dir, tmp_path):
     save_file(state, tmp_path / 'model.safetensors', {'format': 'pt'})
     with pytest.raises(CheckpointError, match=r'layers\.1\.self_attn\.k_proj'):
         load_backbone(tmp_path, backend)
-    (tmp_path / 'config.json').write_text('{"model_type": "no-such-model"}')
-    with pytest.raises(CheckpointError, match='config.json'):
-        load_backbone(tmp_path, backend)
+    for wrong in ('{"model_type": "no-such-model"}', '{"model_type": "llama", "hidden_size": "wide"}'):
+        (tmp_path / 'config.json').write_text(wrong)
+        with pytest.raises(CheckpointError, match='config.json'):
+            load_backbone(tmp_path, backend)
 
 
 def test_unsupported_architectures_point_to_the_other_backend(tmp_path):

@@ -247,3 +247,29 @@ def test_lora_trains_under_a_freeze_list_that_names_the_whole_llm(tiny_llm):
     model = SALM(salm_config(tiny_llm, prevent_freeze_params=[]))
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad and 'llm.' in name]
     assert trained and all('.lora_' in name for name in trained)
+
+
+@pytest.mark.parametrize(
+    'content, message',
+    [
+        ({'weights': 1}, "x.ckpt: no training checkpoint: expected a 'state_dict'"),
+        ({'state_dict': {}}, r'x.ckpt does not fit SALM: \d+ missing: '),
+        ({'state_dict': {}, 'code': print}, 'x.ckpt holds objects other than tensors'),
+    ],
+    ids=['other', 'empty', 'code'],
+)
+def test_checkpoint_to_start_from_that_is_none_is_named(tiny_llm, tmp_path, content, message):
+    torch.save(content, tmp_path / 'x.ckpt')
+    with pytest.raises(CheckpointError, match=message):
+        SALM(salm_config(tiny_llm, init_from_checkpoint=str(tmp_path / 'x.ckpt')))
+
+
+def test_checkpoint_cut_short_is_named(tiny_llm, tmp_path):
+    (tmp_path / 'x.ckpt').write_bytes(b'PK' * 40)
+    with pytest.raises(CheckpointError, match='x.ckpt'):
+        SALM(salm_config(tiny_llm, init_from_checkpoint=str(tmp_path / 'x.ckpt')))
+
+
+def test_audio_tag_may_not_be_empty(tiny_llm):
+    with pytest.raises(ConfigError, match='model: audio_locator_tag is empty'):
+        SALM(salm_config(tiny_llm, audio_locator_tag=' '))

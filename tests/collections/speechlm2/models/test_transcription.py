@@ -102,18 +102,20 @@ def test_sizes_that_make_no_sense_are_named(model, clips, option):
         model.transcribe(clips[:1], **option, **OPTIONS)
 
 
-def test_complex_samples_are_refused(model):
-    with pytest.raises(AudioError, match='got complex ones'):
-        model.transcribe(np.zeros(800, complex), **OPTIONS)
-
-
 @pytest.mark.parametrize(
     'prompts, audio, message',
     [
         pytest.param('hi', {}, 'Expected a list of dialogs', id='a string'),
+        pytest.param(3, {}, 'Expected a list of dialogs', id='a number'),
+        pytest.param({'role': 'user'}, {}, 'Expected a list of dialogs', id='a turn'),
         pytest.param([], {}, 'Expected a list of dialogs', id='nothing'),
         pytest.param([['hi']], {}, 'Expected a turn .* got .hi.', id='a turn that is a string'),
         pytest.param(torch.zeros(3, dtype=torch.long), {}, r'Expected token ids \[B, T\]', id='one row of ids'),
+        pytest.param(torch.ones(1, 3), {}, 'token ids as integers, got torch.float32', id='ids as floats'),
+        pytest.param(torch.tensor([[1, 336]]), {}, r'token ids in 0\.\.335, got 336', id='an id too high'),
+        pytest.param(torch.tensor([[1, -1]]), {}, r'token ids in 0\.\.335, got -1', id='an id below 0'),
+        pytest.param([[{}]], {'audio_lens': torch.tensor([0])}, r'from 1 to its number of samples', id='empty audio'),
+        pytest.param([[{}]], {'audio_lens': [8]}, 'as tensors, got Tensor and list', id='lengths as a list'),
         pytest.param([[{}]], {'audio_lens': torch.tensor([9])}, r'`audio_lens` \[9\] does not fit', id='too long'),
         pytest.param([[{}]], {'audio_lens': torch.tensor([8, 8])}, 'does not fit', id='too many lengths'),
     ],

@@ -206,11 +206,25 @@ def test_cache_filled_in_inference_mode_serves_training() -> None:
         (dict(encoder={**CONFORMER, 'n_layer': 3}), r'perception.encoder.n_layer.*n_layers'),
         (dict(cache_features=True), 'perception.cache_features'),
         (
+            dict(encoder={**CONFORMER, 'feat_in': 64}),
+            'preprocessor.features=80, but perception.encoder takes feat_in=64',
+        ),
+        (
             dict(modality_adapter=IDENTITY | dict(d_model=16)),
             'takes 16 channels, but the encoder gives 32; set model.perception.modality_adapter.d_model=32',
         ),
     ],
-    ids=['encoder', 'preprocessor', 'output_dim', 'width', 'layer', 'encoder_key', 'key', 'identity_width'],
+    ids=[
+        'encoder',
+        'preprocessor',
+        'output_dim',
+        'width',
+        'layer',
+        'encoder_key',
+        'key',
+        'features',
+        'identity_width',
+    ],
 )
 def test_perception_says_what_is_wrong_with_its_config(keys: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
