@@ -141,7 +141,7 @@ def check_gpu() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        raise RuntimeError('no CUDA device: everything runs on the CPU, in float32')
+        raise RuntimeError('no CUDA device: everything runs on the CPU')
     x = torch.ones(4, 4, device='cuda')
     assert float((x @ x).sum()) == 64.0, 'wrong product'
     free, total = torch.cuda.mem_get_info()

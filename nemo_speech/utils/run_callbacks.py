@@ -3,6 +3,7 @@
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -141,14 +142,27 @@ class FinalSummary(Callback):
                 lines.append(f'  best        {checkpoint.best_model_path} ({score})')
             if checkpoint.last_model_path:
                 lines.append(f'  last        {checkpoint.last_model_path}')
-                lines.append(f'  to resume   {_resume_command(checkpoint.last_model_path)}')
+                finished = 0 < trainer.max_steps <= trainer.global_step
+                command = _resume_command(checkpoint.last_model_path, trainer.max_steps if finished else None)
+                lines.append(f'  {"to train on" if finished else "to resume  "} {command}')
         return '\n'.join(lines)
 
 
-def _resume_command(last: str) -> str:
-    arguments = [a for a in sys.argv if not a.lstrip('+').startswith('exp_manager.resume_from_checkpoint=')]
-    program = [] if Path(sys.argv[0]).suffix != '.py' else ['python']
-    return shlex.join([*program, *arguments, f"++exp_manager.resume_from_checkpoint='{last}'"])
+def command_line(argv: Sequence[str]) -> list[str]:
+    """The command as it was typed, from `sys.orig_argv`: without an interpreter that only a console script's
+    first line named."""
+    if len(argv) > 1 and Path(argv[1]).stem == 'nemo-speech':
+        return ['nemo-speech', *argv[2:]]
+    return ['python', *argv[1:]]
+
+
+def _resume_command(last: str, longer_than: int | None) -> str:
+    """The command that goes on from `last`; after the last planned step, with twice as many planned."""
+    replaced = {'exp_manager.resume_from_checkpoint': f"'{last}'"}
+    if longer_than is not None:
+        replaced['trainer.max_steps'] = str(2 * longer_than)
+    kept = [a for a in command_line(sys.orig_argv) if a.lstrip('+').partition('=')[0] not in replaced]
+    return shlex.join([*kept, *(f'++{key}={value}' for key, value in replaced.items())])
 
 
 def _filename(params: CheckpointParams) -> str:

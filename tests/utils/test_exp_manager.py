@@ -1,6 +1,8 @@
 import csv
 import json
 import os
+import shlex
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from nemo_speech.utils.exp_manager import (
     find_resume_checkpoint,
     parse_duration,
 )
-from nemo_speech.utils.run_callbacks import MaxTimePerRun
+from nemo_speech.utils.run_callbacks import MaxTimePerRun, command_line
 
 
 class Line(LightningModule):
@@ -161,13 +163,31 @@ def test_tensorboard_files_lie_in_the_log_directory(tmp_path):
     assert any(p.name.startswith('events.out.tfevents') for p in tmp_path.iterdir())
 
 
-def test_final_summary_says_where_things_are(tmp_path, capfd):
+def test_final_summary_says_where_things_are_and_how_to_train_on(tmp_path, capfd, monkeypatch):
+    typed = ['/venv/bin/python', '/venv/bin/nemo-speech', 'salm-train', 'trainer.max_steps=8', 'a=1']
+    monkeypatch.setattr(sys, 'orig_argv', typed)
     fit(tmp_path, 8, checkpoint=CheckpointParams(filename='{step}'))
     text = capfd.readouterr().err
     assert 'Stopped at step 8' in text and f'results     {tmp_path}' in text
     assert f'best        {tmp_path}/checkpoints/step=8.ckpt (val_loss ' in text
     assert f'last        {tmp_path}/checkpoints/step=8-last.ckpt' in text
-    assert 'exp_manager.resume_from_checkpoint=' in text
+    command = shlex.split(text.partition('to train on')[2])
+    assert command[:3] == ['nemo-speech', 'salm-train', 'a=1']
+    last = f"++exp_manager.resume_from_checkpoint='{tmp_path}/checkpoints/step=8-last.ckpt'"
+    assert command[3:5] == [last, '++trainer.max_steps=16']
+
+
+@pytest.mark.parametrize(
+    'argv, wanted',
+    [
+        (['/bin/python', 'salm_train.py', 'a=1'], ['python', 'salm_train.py', 'a=1']),
+        (['/bin/python3.11', '-m', 'nemo_speech', 'salm-train'], ['python', '-m', 'nemo_speech', 'salm-train']),
+        (['/bin/python', '/bin/nemo-speech', 'salm-train'], ['nemo-speech', 'salm-train']),
+    ],
+    ids=['script', 'module', 'command'],
+)
+def test_command_line_is_what_was_typed(argv, wanted):
+    assert command_line(argv) == wanted
 
 
 @pytest.mark.parametrize(
