@@ -274,12 +274,15 @@ def _batches(items: Sequence[Any], title: str) -> Iterator[list[Any]]:
     from tqdm import tqdm
 
     ordered = sorted(items, key=lambda item: -item.duration_s)
-    total = round(sum(item.duration_s for item in items), 1)
+    total = round(sum(item.duration_s for item in ordered), 1)
     with tqdm(total=total, desc=f'  {title}', unit='s', dynamic_ncols=True) as bar:
         for first in range(0, len(ordered), BATCH_SIZE):
             batch = ordered[first : first + BATCH_SIZE]
             yield batch
-            bar.update(round(sum(item.duration_s for item in batch), 1))
+            bar.n = round(
+                sum(item.duration_s for item in ordered[: first + len(batch)]), 1
+            )  # sums of floats show dust
+            bar.refresh()
 
 
 def _load(clips: Sequence[Clip], model: SALM) -> tuple[torch.Tensor, torch.Tensor]:
