@@ -5,6 +5,9 @@ from importlib import import_module
 _HOMES = {
     'AudioToMelSpectrogramPreprocessor': 'mel_preprocessor',
     'ConformerEncoder': 'conformer_encoder',
+    'ConvASRDecoder': 'conv_asr_decoder',
+    'RNNTDecoder': 'rnnt',
+    'RNNTJoint': 'rnnt',
     'SpectrogramAugmentation': 'spectrogram_augmentation',
 }
 
