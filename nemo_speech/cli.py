@@ -136,8 +136,8 @@ def transcribe_parser() -> argparse.ArgumentParser:
 
 def _transcribe(arguments: Sequence[str]) -> int:
     options = transcribe_parser().parse_intermixed_args(list(arguments))
+    from nemo_speech.collections.common.audio_inputs import list_sources
     from nemo_speech.collections.speechlm2 import SALM
-    from nemo_speech.collections.speechlm2.models.transcription import list_sources
 
     sources = list(list_sources(options.audio))  # before the model: a wrong path should not wait for it
     model = SALM.from_pretrained(

@@ -169,7 +169,7 @@ class ModelPT(LightningModule):
             if own.startswith(o.rpartition('.')[0]) and own.endswith(f'.{o.rpartition(".")[2]}')
         )
         target = next((to_nemo_target(o) for o in public), own)
-        return {'target': target, **config_to_dict(self.cfg)}
+        return {**config_to_dict(self.cfg), 'target': target}
 
     def nemo_artifacts(self) -> dict[str, Path | tuple[str, bytes]]:
         """Files that belong to the model: dotted config key -> a path, or a name and content."""

@@ -27,6 +27,16 @@ _SCHEDULERS = (
 )
 _ADAPTERS = ('IdentityConnector', 'MultiLayerProjectionConnector', 'QformerConnector')
 
+# NeMo's module and our class's name; the class is also known as `nemo.collections.asr.models.<class>`.
+_ASR_MODELS = {
+    'EncDecCTCModel': 'ctc_models',
+    'EncDecCTCModelBPE': 'ctc_bpe_models',
+    'EncDecRNNTModel': 'rnnt_models',
+    'EncDecRNNTBPEModel': 'rnnt_bpe_models',
+    'EncDecHybridRNNTCTCModel': 'hybrid_rnnt_ctc_models',
+    'EncDecHybridRNNTCTCBPEModel': 'hybrid_rnnt_ctc_bpe_models',
+}
+
 # NeMo dotted name -> ours. The first NeMo name of a class is the one written into files for NeMo.
 NEMO_TARGETS: dict[str, str] = {
     f'{_ASR}.AudioToMelSpectrogramPreprocessor': f'{_OUR_ASR}.AudioToMelSpectrogramPreprocessor',
@@ -38,6 +48,11 @@ NEMO_TARGETS: dict[str, str] = {
     f'{_ASR}.ConvASRDecoder': f'{_OUR_ASR}.ConvASRDecoder',
     f'{_ASR}.RNNTDecoder': f'{_OUR_ASR}.RNNTDecoder',
     f'{_ASR}.RNNTJoint': f'{_OUR_ASR}.RNNTJoint',
+    **{
+        f'nemo.collections.asr.models.{home}{name}': f'nemo_speech.collections.asr.models.{name}'
+        for name, module in _ASR_MODELS.items()
+        for home in (f'{module}.', '')
+    },
     f'{_PERCEPTION}.AudioPerceptionModule': f'{_OUR_SPEECHLM2}.AudioPerceptionModule',
     'nemo.collections.speechlm2.modules.AudioPerceptionModule': f'{_OUR_SPEECHLM2}.AudioPerceptionModule',
     **{f'{_PERCEPTION}.{name}': f'{_OUR_SPEECHLM2}.{name}' for name in _ADAPTERS},

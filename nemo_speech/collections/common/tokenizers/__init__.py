@@ -4,6 +4,8 @@ from typing import Any
 
 _HOMES = {
     'AutoTokenizer': 'auto_tokenizer',
+    'CharTokenizer': 'sentencepiece_tokenizer',
+    'SentencePieceTokenizer': 'sentencepiece_tokenizer',
     'resolve_pad_id': 'auto_tokenizer',
 }
 

@@ -4,16 +4,13 @@ Long audio is cut at pauses, because what an LLM leaves out of a long answer is 
 the audio and their texts are joined. Work is sorted by length, so that a batch holds little padding.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from nemo_speech.collections.common.audio import load_audio
+from nemo_speech.collections.common.audio_inputs import list_sources, read_source
 from nemo_speech.collections.common.hypothesis import Hypothesis
 from nemo_speech.collections.common.pauses import split_at_pauses
 from nemo_speech.collections.speechlm2.models.endings import cut_at_end, cut_loop
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
     from nemo_speech.collections.speechlm2.models.salm import SALM
 
 logger = get_logger(__name__)
-
-_MANIFEST_SUFFIXES = ('.json', '.jsonl', '.jsonl.gz', '.json.gz')
 
 
 @dataclass
@@ -187,51 +182,3 @@ def _report_skipped(results: Sequence[Hypothesis]) -> None:
     failed = [r for r in results if r.error is not None]
     if failed:
         logger.warning('%d of %d inputs could not be read; the first: %s', len(failed), len(results), failed[0].error)
-
-
-# -- what there is to transcribe -----------------------------------------------------------------------------------
-
-
-def list_sources(audio: Any) -> Iterator[Any]:
-    """Every single input in `audio`: paths, bytes, file objects, samples, or lhotse cuts."""
-    if isinstance(audio, (str, Path)):
-        yield from _from_path(Path(audio))
-    elif isinstance(audio, (bytes, np.ndarray, Tensor)) or hasattr(audio, 'read'):
-        yield audio
-    elif hasattr(audio, 'load_audio') and not isinstance(audio, Iterable):  # a lhotse cut, and no CutSet
-        yield audio
-    elif isinstance(audio, Iterable):
-        for one in audio:
-            yield from list_sources(one)
-    else:
-        raise AudioError(
-            f'Expected a path, samples, a manifest, a CutSet or a list of them, got {type(audio).__name__}.'
-        )
-
-
-def _from_path(path: Path) -> Iterator[Any]:
-    if not path.name.endswith(_MANIFEST_SUFFIXES):
-        yield path
-        return
-    from nemo_speech.collections.common.data.manifests import read_cuts
-
-    yield from read_cuts(str(path))
-
-
-def read_source(source: Any, rate: int, samples_rate: int | None) -> Tensor:
-    """Waveform `[S]` at `rate` of one of `list_sources`' inputs.
-
-    Raises:
-        AudioError: It cannot be read.
-    """
-    if hasattr(source, 'load_audio'):
-        return _read_cut(source, rate)
-    return load_audio(source, rate, source_rate=samples_rate)
-
-
-def _read_cut(cut: Any, rate: int) -> Tensor:
-    try:
-        samples = cut.load_audio()
-    except (OSError, RuntimeError, ValueError, AssertionError) as error:
-        raise AudioError(f'cut {cut.id}: its audio cannot be read ({error}).') from error
-    return load_audio(torch.from_numpy(np.atleast_2d(samples)), rate, source_rate=cut.sampling_rate)
