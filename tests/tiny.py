@@ -128,3 +128,32 @@ def write_json(path: Path, value: Any) -> Path:
     """Write JSON, which is YAML too."""
     path.write_text(json.dumps(value, indent=1), encoding='utf-8')
     return path
+
+
+def save_tiny_asr(path: Path) -> list[str]:
+    """Write a CTC model of random weights over characters, with an archive's configuration; returns its labels."""
+    import torch
+
+    import nemo_speech.collections.asr as nemo_asr
+
+    labels = list("abcdefghijklmnopqrstuvwxyz '")
+    modules = 'nemo.collections.asr.modules'
+    torch.manual_seed(0)
+    model = nemo_asr.models.EncDecCTCModel(
+        {
+            'preprocessor': {'_target_': f'{modules}.AudioToMelSpectrogramPreprocessor', 'features': 16},
+            'encoder': {
+                **{'_target_': f'{modules}.ConformerEncoder', 'feat_in': 16, 'n_layers': 1, 'd_model': 8},
+                **{
+                    'subsampling': 'dw_striding',
+                    'subsampling_factor': 8,
+                    'subsampling_conv_channels': 4,
+                    'n_heads': 2,
+                },
+            },
+            'decoder': {'_target_': f'{modules}.ConvASRDecoder', 'feat_in': 8, 'num_classes': len(labels)},
+            'labels': labels,
+        }
+    )
+    model.save_to(path)
+    return labels

@@ -1,6 +1,6 @@
 """ASR models under NeMo's names, resolved on first use."""
 
-from importlib import import_module
+from nemo_speech.utils.lazy import lazy_exports
 
 _HOMES = {
     'ASRModel': 'asr_model',
@@ -12,14 +12,4 @@ _HOMES = {
     'EncDecRNNTModel': 'rnnt_models',
 }
 
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    return getattr(import_module(f'{__name__}.{_HOMES[name]}'), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _HOMES)

@@ -1,6 +1,6 @@
 """Parts of ASR models, resolved on first use."""
 
-from importlib import import_module
+from nemo_speech.utils.lazy import lazy_exports
 
 _HOMES = {
     'AudioToMelSpectrogramPreprocessor': 'mel_preprocessor',
@@ -11,14 +11,4 @@ _HOMES = {
     'SpectrogramAugmentation': 'spectrogram_augmentation',
 }
 
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    return getattr(import_module(f'{__name__}.{_HOMES[name]}'), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _HOMES)

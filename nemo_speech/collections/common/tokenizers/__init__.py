@@ -1,6 +1,6 @@
 """Tokenizers behind NeMo's API. Names resolve on first use."""
 
-from typing import Any
+from nemo_speech.utils.lazy import lazy_exports
 
 _HOMES = {
     'AutoTokenizer': 'auto_tokenizer',
@@ -9,12 +9,4 @@ _HOMES = {
     'resolve_pad_id': 'auto_tokenizer',
 }
 
-__all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f'{__name__}.{_HOMES[name]}'), name)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _HOMES)

@@ -1,6 +1,6 @@
 """Parts of speech-augmented language models, resolved on first use."""
 
-from importlib import import_module
+from nemo_speech.utils.lazy import lazy_exports
 
 _HOMES = {
     'AudioPerceptionModule': 'perception',
@@ -14,14 +14,4 @@ _HOMES = {
     'CTCGuidedAdapter': 'ctc_guided',
 }
 
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    return getattr(import_module(f'{__name__}.{_HOMES[name]}'), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _HOMES)

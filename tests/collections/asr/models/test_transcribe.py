@@ -15,6 +15,7 @@ import nemo_speech.collections.asr as nemo_asr
 from nemo_speech.collections.common.audio import load_audio
 from nemo_speech.core.archive import read_nemo, write_nemo
 from nemo_speech.core.errors import AudioError, CheckpointError, ConfigError
+from tests.tiny import save_tiny_asr
 
 
 @pytest.fixture(scope='module', params=['ctc', 'tdt'])
@@ -161,26 +162,10 @@ def test_class_of_another_kind_is_refused(reference_dir):
 
 
 def test_character_model_needs_no_tokenizer(tmp_path, clips):
-    labels = list("abcdefghijklmnopqrstuvwxyz '")
-    read = {
-        'preprocessor': {'_target_': 'nemo.collections.asr.modules.AudioToMelSpectrogramPreprocessor', 'features': 16},
-        'encoder': {
-            **{
-                '_target_': 'nemo.collections.asr.modules.ConformerEncoder',
-                'feat_in': 16,
-                'n_layers': 1,
-                'd_model': 8,
-            },
-            **{'subsampling': 'dw_striding', 'subsampling_factor': 8, 'subsampling_conv_channels': 4, 'n_heads': 2},
-        },
-        'decoder': {'_target_': 'nemo.collections.asr.modules.ConvASRDecoder', 'feat_in': 8, 'num_classes': 28},
-    }
-    torch.manual_seed(0)
-    model = nemo_asr.models.EncDecCTCModel({**read, 'labels': labels}).eval()
-    model.save_to(tmp_path / 'char.nemo')
-    again = nemo_asr.models.ASRModel.restore_from(tmp_path / 'char.nemo')
-    assert type(again) is nemo_asr.models.EncDecCTCModel
-    text = texts(again, clips[0])[0]
-    assert text == texts(model, clips[0])[0] and set(text) <= set(labels)
+    labels = save_tiny_asr(tmp_path / 'char.nemo')
+    model = nemo_asr.models.ASRModel.restore_from(tmp_path / 'char.nemo')
+    assert type(model) is nemo_asr.models.EncDecCTCModel
+    text = texts(model, clips[0])[0]
+    assert text and set(text) <= set(labels)
     with pytest.raises(ConfigError, match='labels: missing'):
-        nemo_asr.models.EncDecCTCModel(read)
+        nemo_asr.models.ASRModel.restore_from(changed(tmp_path / 'char.nemo', tmp_path, labels=None))
