@@ -21,7 +21,7 @@ sys.path.insert(0, str(REPO))
 
 from scripts.peers.client import OFFLINE, nemo_python  # noqa: E402
 
-CASES = ('ctc', 'rnnt', 'tdt', 'hybrid_tdt_ctc')
+CASES = ('ctc', 'rnnt', 'tdt', 'hybrid_tdt_ctc', 'streaming_hybrid_rnnt_ctc')
 SCORE_TOLERANCE = 1e-5  # relative
 
 

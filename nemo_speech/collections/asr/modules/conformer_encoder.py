@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from nemo_speech.collections.asr.modules.attention_context import read_contexts, read_conv_context
 from nemo_speech.collections.asr.modules.conformer_layer import ConformerLayer
 from nemo_speech.collections.asr.modules.relative_attention import (
     RelativePositions,
@@ -42,8 +43,8 @@ class ConformerEncoder(nn.Module):
         subsampling_factor: Feature frames in an output frame.
 
     Raises:
-        ConfigError: A value is invalid, or names an option that is not supported: limited or chunked attention
-            context, local or absolute positions, causal convolutions, reduction, other subsamplings or norms.
+        ConfigError: A value is invalid, or names an option that is not supported: local attention, absolute
+            positions, right context in chunks, reduction, other subsamplings or norms.
     """
 
     def __init__(
@@ -91,15 +92,10 @@ class ConformerEncoder(nn.Module):
     ) -> None:
         super().__init__()
         _refuse_unsupported(
-            causal_downsampling=causal_downsampling,
             reduction=reduction,
             self_attention_model=self_attention_model,
-            att_context_size=att_context_size,
             att_chunk_context_size=att_chunk_context_size,
-            att_context_style=att_context_style,
-            conv_context_size=conv_context_size,
             conv_context_style=conv_context_style,
-            conv_kernel_size=conv_kernel_size,
             global_tokens=global_tokens,
         )
         if n_layers < 1:
@@ -113,13 +109,14 @@ class ConformerEncoder(nn.Module):
         self.layer_drop_probs = _layer_drop_probs(
             n_layers, stochastic_depth_drop_prob, stochastic_depth_mode, stochastic_depth_start_layer
         )
+        self.att_contexts = read_contexts(att_context_size, att_context_probs, att_context_style)
         self.positions = RelativePositions(d_model)
         self.dropout_pre_encoder = nn.Dropout(dropout_pre_encoder)
         self.dropout_emb = nn.Dropout(dropout_emb)
         if subsampling_factor > 1:
             channels = d_model if subsampling_conv_channels == -1 else subsampling_conv_channels
             self.pre_encode: ConvSubsampling | nn.Linear = ConvSubsampling(
-                subsampling, subsampling_factor, feat_in, d_model, channels
+                subsampling, subsampling_factor, feat_in, d_model, channels, causal_downsampling
             )
         else:
             self.pre_encode = nn.Linear(feat_in, d_model)
@@ -133,6 +130,7 @@ class ConformerEncoder(nn.Module):
                 conv_norm_type=conv_norm_type,
                 dropout=dropout,
                 use_bias=use_bias,
+                conv_context=read_conv_context(conv_context_size, conv_kernel_size),
             )
             for _ in range(n_layers)
         )
@@ -184,6 +182,9 @@ class ConformerEncoder(nn.Module):
         valid_mask = torch.arange(x.shape[1], device=x.device) < lens[:, None]
         # Padding attends to nothing, so that it stays finite and the same whatever it holds.
         allowed_mask = valid_mask[:, None, :, None] & valid_mask[:, None, None, :]
+        context = self.att_contexts.pick(self.training)
+        if not context.is_full:
+            allowed_mask &= context.allowed(x.shape[1], x.device)
         invalid_mask = ~valid_mask[:, :, None]
         kept = {}
         for index, (layer, drop_prob) in enumerate(zip(self.layers, self.layer_drop_probs)):
@@ -225,37 +226,19 @@ def _layer_drop_probs(n_layers: int, drop_prob: float, mode: str, start_layer: i
 
 def _refuse_unsupported(
     *,
-    causal_downsampling: bool,
     reduction: str | None,
     self_attention_model: str,
-    att_context_size: Sequence[int] | Sequence[Sequence[int]] | None,
     att_chunk_context_size: Sequence[int] | None,
-    att_context_style: str,
-    conv_context_size: Sequence[int] | str | None,
     conv_context_style: str,
-    conv_kernel_size: int,
     global_tokens: int,
 ) -> None:
-    half = (conv_kernel_size - 1) // 2
-    contexts = list(att_context_size or [-1, -1])
-    contexts = [list(c) if isinstance(c, Sequence) else c for c in contexts]
-    contexts = contexts if isinstance(contexts[0], list) else [contexts]
-    conv_context = (
-        conv_context_size
-        if conv_context_size is None or isinstance(conv_context_size, str)
-        else list(conv_context_size)
-    )
     refusals = {
-        'causal_downsampling': (causal_downsampling, bool(causal_downsampling), 'false'),
-        'reduction': (reduction, reduction is not None, 'null'),
-        'self_attention_model': (self_attention_model, self_attention_model != 'rel_pos', 'rel_pos'),
-        'att_context_size': (att_context_size, any(c != [-1, -1] for c in contexts), '[-1, -1]'),
-        'att_chunk_context_size': (att_chunk_context_size, att_chunk_context_size is not None, 'null'),
-        'att_context_style': (att_context_style, att_context_style != 'regular', 'regular'),
-        'conv_context_size': (conv_context_size, conv_context not in (None, [half, half]), 'null'),
-        'conv_context_style': (conv_context_style, conv_context_style != 'regular', 'regular'),
-        'global_tokens': (global_tokens, global_tokens != 0, '0'),
+        'reduction': (reduction, None, 'null'),
+        'self_attention_model': (self_attention_model, 'rel_pos', 'rel_pos'),
+        'att_chunk_context_size': (att_chunk_context_size, None, 'null'),
+        'conv_context_style': (conv_context_style, 'regular', 'regular'),
+        'global_tokens': (global_tokens, 0, '0'),
     }
-    for key, (value, refused, supported) in refusals.items():
-        if refused:
-            raise ConfigError(f'encoder.{key}: {value!r} is not supported yet; only {supported} is')
+    for key, (value, supported, name) in refusals.items():
+        if value != supported:
+            raise ConfigError(f'encoder.{key}: {value!r} is not supported yet; only {name} is')

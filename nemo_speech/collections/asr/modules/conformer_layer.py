@@ -23,10 +23,18 @@ class ConformerFeedForward(nn.Module):
 class ConformerConvolution(nn.Module):
     """Gated pointwise, depthwise over time, norm, Swish, pointwise on `[B, T, D]`.
 
-    `batch_norm` is the attribute's name in every published checkpoint, whichever norm it holds.
+    `batch_norm` is the attribute's name in every published checkpoint, whichever norm it holds. `context`: frames
+    before and behind that the depthwise convolution sees; None: as many on both sides.
     """
 
-    def __init__(self, d_model: int, kernel_size: int, norm_type: str, use_bias: bool = True) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        kernel_size: int,
+        norm_type: str,
+        use_bias: bool = True,
+        context: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__()
         if kernel_size % 2 == 0:
             raise ConfigError(f'encoder.conv_kernel_size: expected an odd number, got {kernel_size}')
@@ -35,16 +43,18 @@ class ConformerConvolution(nn.Module):
                 f'encoder.conv_norm_type: only batch_norm and layer_norm are supported, got {norm_type!r}'
             )
         self.pointwise_conv1 = nn.Conv1d(d_model, 2 * d_model, 1, bias=use_bias)
-        self.depthwise_conv = nn.Conv1d(
-            d_model, d_model, kernel_size, padding=(kernel_size - 1) // 2, groups=d_model, bias=use_bias
-        )
+        half = (kernel_size - 1) // 2
+        self.context = None if context in (None, (half, half)) else context
+        padding = half if self.context is None else 0
+        self.depthwise_conv = nn.Conv1d(d_model, d_model, kernel_size, padding=padding, groups=d_model, bias=use_bias)
         self.batch_norm = nn.BatchNorm1d(d_model) if norm_type == 'batch_norm' else nn.LayerNorm(d_model)
         self.pointwise_conv2 = nn.Conv1d(d_model, d_model, 1, bias=use_bias)
 
     def forward(self, x: Tensor, invalid_mask: Tensor) -> Tensor:
         """`invalid_mask` `[B, T, 1]` is True at padding, which the depthwise convolution must not see."""
         x = F.glu(_pointwise(self.pointwise_conv1, x), dim=-1).masked_fill(invalid_mask, 0.0)
-        x = self.depthwise_conv(x.transpose(1, 2))  # [B, D, T]
+        x = x.transpose(1, 2)
+        x = self.depthwise_conv(x if self.context is None else F.pad(x, self.context))  # [B, D, T]
         if isinstance(self.batch_norm, nn.LayerNorm):
             x = self.batch_norm(x.transpose(1, 2))
         else:
@@ -64,12 +74,13 @@ class ConformerLayer(nn.Module):
         conv_norm_type: str,
         dropout: float,
         use_bias: bool = True,
+        conv_context: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         self.norm_feed_forward1 = nn.LayerNorm(d_model)
         self.feed_forward1 = ConformerFeedForward(d_model, d_ff, dropout, use_bias)
         self.norm_conv = nn.LayerNorm(d_model)
-        self.conv = ConformerConvolution(d_model, conv_kernel_size, conv_norm_type, use_bias)
+        self.conv = ConformerConvolution(d_model, conv_kernel_size, conv_norm_type, use_bias, conv_context)
         self.norm_self_att = nn.LayerNorm(d_model)
         self.self_attn = self_attn
         self.norm_feed_forward2 = nn.LayerNorm(d_model)

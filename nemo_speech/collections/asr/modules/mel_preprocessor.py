@@ -243,9 +243,12 @@ class _FeatureNormalizer:
             if self.fixed.shape[1] != num_mels:
                 raise ConfigError(f'preprocessor.normalize: expected {num_mels} means, got {self.fixed.shape[1]}')
             kind = 'fixed'
+        if kind == 'NA':  # so NeMo's streaming configurations ask for none
+            kind = None
         if kind not in ('per_feature', 'all_features', 'fixed', None):
             raise ConfigError(
-                f'preprocessor.normalize: expected per_feature, all_features, null or fixed statistics, got {kind!r}'
+                'preprocessor.normalize: expected per_feature, all_features, null (or NA) or fixed statistics, '
+                f'got {kind!r}'
             )
         self.kind = kind
 

@@ -9,7 +9,7 @@ import torch
 
 import nemo_speech.collections.asr as nemo_asr
 
-CASES = ['ctc', 'rnnt', 'tdt', 'hybrid_tdt_ctc']
+CASES = ['ctc', 'rnnt', 'tdt', 'hybrid_tdt_ctc', 'streaming_hybrid_rnnt_ctc']
 CLIPS = ('agent-incorrect', 'activated')
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_speech.collections.asr.modules import ConformerEncoder
+from nemo_speech.collections.asr.modules.attention_context import AttentionContext
 from nemo_speech.core.errors import ConfigError
 
 VARIANTS = {
@@ -144,13 +145,13 @@ def test_conformer_stochastic_depth_drops_late_layers_more_and_keeps_gradients()
 @pytest.mark.parametrize(
     'keys',
     [
-        dict(causal_downsampling=True),
         dict(self_attention_model='rel_pos_local_attn'),
         dict(self_attention_model='abs_pos'),
-        dict(att_context_size=[70, 13]),
-        dict(att_context_size=[[70, 13], [70, 0]]),
-        dict(att_context_style='chunked_limited'),
-        dict(conv_context_size='causal'),
+        dict(att_context_size=[70]),
+        dict(att_context_style='chunked_limited_with_rc'),
+        dict(att_context_probs=[0.5, 0.5]),
+        dict(conv_context_size=[1, 1]),
+        dict(conv_context_style='dcc'),
         dict(conv_norm_type='group_norm4'),
         dict(subsampling='vggnet'),
         dict(subsampling_factor=3),
@@ -181,3 +182,64 @@ def test_conformer_accepts_contexts_that_mean_no_limit() -> None:
 def test_conformer_refuses_features_of_another_width() -> None:
     with pytest.raises(ValueError, match=r'expected features \[B, T, 16\], got \[1, 10, 12\]'):
         make()(features(1, 12, 10), torch.tensor([10]))
+
+
+CONTEXTS = {
+    'limited': dict(att_context_size=[3, 2]),
+    'chunks': dict(att_context_size=[4, 1], att_context_style='chunked_limited'),
+    'chunks of one': dict(att_context_size=[2, 0], att_context_style='chunked_limited'),
+    'all before': dict(att_context_size=[-1, 1], att_context_style='chunked_limited'),
+}
+
+
+@pytest.mark.parametrize('name', CONTEXTS)
+@torch.no_grad()
+def test_conformer_frames_depend_on_no_frame_outside_their_context(name: str) -> None:
+    """A change late in the audio reaches only frames whose look-ahead, over all layers, covers it."""
+    keys = CONTEXTS[name]
+    encoder = make(
+        **keys, causal_downsampling=True, conv_context_size='causal', conv_norm_type='layer_norm', subsampling_factor=4
+    ).eval()
+    x = features(1, encoder.feat_in, 80)
+    changed_x = x.clone()
+    first = 48  # feature frame; 4 of them are an output frame
+    changed_x[..., first:] += 1.0
+    (one, lens), (two, _) = (encoder(v, torch.tensor([80])) for v in (x, changed_x))
+    differs = (one - two).abs().amax((0, 1)) > 1e-6
+    earliest = int(differs.nonzero()[0])
+    frame = first // 4
+    right = keys['att_context_size'][1]
+    if keys.get('att_context_style') == 'chunked_limited':
+        expected = frame // (right + 1) * (right + 1)  # chunks do not add up over layers
+    else:
+        expected = frame - right * len(encoder.layers)
+    assert earliest == expected and differs[earliest:].any()
+    assert lens.tolist() == encoder.num_output_frames(torch.tensor([80])).tolist()
+
+
+@pytest.mark.parametrize('name', CONTEXTS)
+@torch.no_grad()
+def test_conformer_row_of_limited_context_does_not_depend_on_its_batch(name: str) -> None:
+    encoder = make(**CONTEXTS[name], causal_downsampling=True, conv_context_size='causal').eval()
+    x = features(2, encoder.feat_in, 90)
+    alone, lens = encoder(x[1:, :, :53], torch.tensor([53]))
+    together, _ = encoder(x, torch.tensor([90, 53]))
+    torch.testing.assert_close(together[1:, :, : int(lens)], alone[..., : int(lens)], atol=1e-5, rtol=0)
+
+
+def test_conformer_draws_one_of_its_contexts_in_training_only() -> None:
+    keys = dict(att_context_size=[[8, 1], [8, 0]], att_context_style='chunked_limited', att_context_probs=[0.0, 1.0])
+    choice = make(**keys).att_contexts
+    assert choice.pick(False) == AttentionContext(8, 1, True) and choice.pick(True) == AttentionContext(8, 0, True)
+
+
+def test_allowed_frames_of_chunks_are_nemos_rule() -> None:
+    allowed = AttentionContext(2, 1, is_chunked=True).allowed(6, torch.device('cpu')).int().tolist()
+    assert allowed == [
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [0, 0, 1, 1, 1, 1],
+        [0, 0, 1, 1, 1, 1],
+    ]

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from nemo_speech.core.archive import NemoArchive, read_nemo
 from nemo_speech.core.instantiate import instantiate
 
-CASES = ['ctc', 'rnnt', 'tdt', 'hybrid_tdt_ctc']
+CASES = ['ctc', 'rnnt', 'tdt', 'hybrid_tdt_ctc', 'streaming_hybrid_rnnt_ctc']
 # Float32 through ten layers; seen: 2e-6.
 TOLERANCE = dict(atol=1e-5, rtol=0)
 
