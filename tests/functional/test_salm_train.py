@@ -49,6 +49,8 @@ def experiment(llm: Path, cuts: Path, log_dir: Path, max_steps: int) -> dict[str
             'enable_progress_bar': False,
             'num_sanity_val_steps': 0,
             'gradient_clip_val': 1.0,
+            'val_check_interval': 3,  # at the very step where the other run stops
+            'check_val_every_n_epoch': None,
         },
         'data': {
             'train_ds': {
