@@ -34,7 +34,8 @@ class SALMEvalConfig:
 @hydra_runner(config_path='../../conf/speechlm2', config_name='salm_eval', schema=SALMEvalConfig)
 def main(cfg: SALMEvalConfig) -> None:
     from nemo_speech.collections.common.data.manifests import read_cuts
-    from nemo_speech.collections.speechlm2.models.evaluation import evaluate_transcripts, write_jsonl
+    from nemo_speech.collections.speechlm2.models.evaluation import evaluate_transcripts
+    from nemo_speech.utils.jsonl import write_jsonl
 
     model = SALM.from_pretrained(
         cfg.pretrained_name, torch_dtype=cfg.dtype, backend=cfg.backend, map_location=cfg.device

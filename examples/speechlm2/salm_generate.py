@@ -32,11 +32,8 @@ class SALMGenerateConfig:
 
 @hydra_runner(config_path='../../conf/speechlm2', config_name='salm_generate', schema=SALMGenerateConfig)
 def main(cfg: SALMGenerateConfig) -> None:
-    from nemo_speech.collections.speechlm2.models.evaluation import (
-        answer_conversations,
-        read_conversations,
-        write_jsonl,
-    )
+    from nemo_speech.collections.speechlm2.models.evaluation import answer_conversations, read_conversations
+    from nemo_speech.utils.jsonl import write_jsonl
 
     model = SALM.from_pretrained(
         cfg.pretrained_name, torch_dtype=cfg.dtype, backend=cfg.backend, map_location=cfg.device

@@ -14,7 +14,7 @@ from contextlib import ExitStack, redirect_stderr
 from typing import Any
 
 from nemo_speech.core.errors import USER_ERRORS, ConfigError
-from nemo_speech.core.schema import build_config, config_to_dict, schema_has_key, suggest_key
+from nemo_speech.core.schema import build_config, config_to_dict, free_form_section, schema_has_key, suggest_key
 from nemo_speech.core.yaml_io import load_yaml, read_yaml, register_resolvers, save_yaml
 
 __all__ = [
@@ -169,5 +169,11 @@ def _config_file() -> str:
 
 
 def _unknown_override(key: str, schema: type | None) -> str:
-    hint = suggest_key(schema, key) if schema else f"To add it all the same, write '+{key}=...'."
-    return f"command line: {key}: unknown key. {hint}"
+    section = free_form_section(schema, key) if schema else None
+    if section is not None:
+        hint = f"no such key in the YAML; to add it to {section}, write '+{key}=...'."
+    elif schema:
+        hint = f'unknown key. {suggest_key(schema, key)}'
+    else:
+        hint = f"unknown key. To add it all the same, write '+{key}=...'."
+    return f'command line: {key}: {hint}'

@@ -51,6 +51,16 @@ class ModelConfig:
     prevent_freeze_params: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Optimization:
+    """The configuration of optimizer and schedule, and where it stands, for messages."""
+
+    optimizer: Mapping[str, Any] | None
+    lr_scheduler: Mapping[str, Any] | None
+    optimizer_path: str = 'model.optimizer'
+    lr_scheduler_path: str = 'model.lr_scheduler'
+
+
 class ModelPT(LightningModule):
     """Base of every public model.
 
@@ -84,24 +94,30 @@ class ModelPT(LightningModule):
         (logger.warning if report.unmatched else logger.info)('%s', report)
         return report
 
+    def optimization(self) -> Optimization:
+        """What the configuration says of optimizer and schedule."""
+        return Optimization(self.cfg.optimizer, self.cfg.lr_scheduler)
+
     def configure_optimizers(self) -> Any:
         """Optimizer and schedule of the config, over the trainable parameters.
 
         Raises:
             ConfigError: No optimizer is configured, or nothing trains.
         """
-        if self.cfg.optimizer is None:
+        plan = self.optimization()
+        if plan.optimizer is None:
             raise ConfigError(
-                'model.optimizer: missing; training needs one, such as {_target_: torch.optim.AdamW, lr: 3e-4}.'
+                f'{plan.optimizer_path}: missing; training needs one, such as '
+                '{_target_: torch.optim.AdamW, lr: 3e-4}.'
             )
         groups = group_parameters(
             self.named_parameters(), self.cfg.optim_param_groups, path='model.optim_param_groups'
         )
-        optimizer = build_optimizer(self.cfg.optimizer, groups, path='model.optimizer')
-        if self.cfg.lr_scheduler is None:
+        optimizer = build_optimizer(plan.optimizer, groups, path=plan.optimizer_path)
+        if plan.lr_scheduler is None:
             return {'optimizer': optimizer}
         schedule = build_scheduler(
-            self.cfg.lr_scheduler, optimizer, max_steps=self._planned_steps(), path='model.lr_scheduler'
+            plan.lr_scheduler, optimizer, max_steps=self._planned_steps(), path=plan.lr_scheduler_path
         )
         return {'optimizer': optimizer, 'lr_scheduler': schedule}
 
@@ -112,7 +128,7 @@ class ModelPT(LightningModule):
         return self.trainer.max_steps
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        check_resumable(self, checkpoint, self.cfg.optimizer)
+        check_resumable(self, checkpoint)
 
     # ---- .nemo archives -----------------------------------------------------------------------------------------
 

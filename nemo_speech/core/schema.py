@@ -62,6 +62,21 @@ def suggest_key(schema: type, dotted: str) -> str:
     return did_you_mean('.'.join([*prefix, head]), ['.'.join([*prefix, name]) for name in _field_types(here)])
 
 
+def free_form_section(schema: Any, dotted: str) -> str | None:
+    """The part of a dotted key that names a free-form dict around it; None if there is none."""
+    here, *rest = dotted.split('.')
+    path = [here]
+    while rest:
+        wanted = _field_types(schema).get(path[-1])
+        if any(get_origin(member) is dict and get_args(member)[1] is Any for member in _members(wanted)):
+            return '.'.join(path)
+        schema = next((m for m in _members(wanted) if dataclasses.is_dataclass(m)), None)
+        if schema is None:
+            return None
+        path.append(rest.pop(0))
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class _Place:
     source: str
@@ -94,7 +109,7 @@ def _build_dataclass(schema: Any, value: Any, place: _Place) -> Any:
     for field in dataclasses.fields(schema):
         no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if field.init and no_default and field.name not in kwargs:
-            raise place.at(field.name).error(f'missing value; set it ({_type_name(types_of[field.name])}).')
+            raise place.at(field.name).error(f'missing value; set it{_wanted(types_of[field.name])}.')
     try:
         return schema(**kwargs)
     except ConfigError:
@@ -105,7 +120,7 @@ def _build_dataclass(schema: Any, value: Any, place: _Place) -> Any:
 
 def _convert(wanted: Any, value: Any, place: _Place) -> Any:
     if isinstance(value, str) and value == MISSING:
-        raise place.error(f"missing value ('{MISSING}'); set it ({_type_name(wanted)}).")
+        raise place.error(f"missing value ('{MISSING}'); set it{_wanted(wanted)}.")
     origin = get_origin(wanted)
     if wanted is Any:
         return value
@@ -237,3 +252,7 @@ def _declared(wanted: Any, parts: list[str]) -> bool:
             if _declared(get_args(member)[1], parts[1:]):
                 return True
     return False
+
+
+def _wanted(wanted: Any) -> str:
+    return '' if wanted is Any else f' ({_type_name(wanted)})'

@@ -53,13 +53,12 @@ def check_weights(
         logger.warning('%s: %s', source, '; '.join(faults))
 
 
-def check_resumable(model: Any, checkpoint: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
+def check_resumable(model: Any, checkpoint: Mapping[str, Any]) -> None:
     """Say now, in terms of the configuration, why training cannot go on from a checkpoint.
 
     Args:
-        model: A LightningModule that a trainer may be about to resume.
+        model: A `ModelPT` that a trainer may be about to resume.
         checkpoint: Lightning's, as read.
-        optimizer: The optimizer's configuration now.
 
     Raises:
         CheckpointError: Its tensors are not the model's, or its optimizer is of another class or other parameters.
@@ -69,13 +68,7 @@ def check_resumable(model: Any, checkpoint: Mapping[str, Any], optimizer: Mappin
     check_weights(model, checkpoint['state_dict'], source=source, advice=_ADVICE)
     if trainer is None or not trainer.training or not checkpoint.get('optimizer_states'):
         return
-    before = checkpoint.get('hyper_parameters', {}).get('cfg', {}).get('optimizer')
-    if before and optimizer:
-        classes = [optimizer_class(cfg, path='model.optimizer').__name__ for cfg in (before, optimizer)]
-        if classes[0] != classes[1]:
-            raise CheckpointError(
-                f'{source} was trained with {classes[0]}, model.optimizer is {classes[1]}. {_ADVICE}'
-            )
+    _check_optimizer_class(model, checkpoint, source)
     num_before = sum(len(group['params']) for group in checkpoint['optimizer_states'][0]['param_groups'])
     num_now = sum(p.requires_grad for p in model.parameters())
     if num_before != num_now:
@@ -83,6 +76,17 @@ def check_resumable(model: Any, checkpoint: Mapping[str, Any], optimizer: Mappin
             f'{source} trained {num_before} tensors, this configuration trains {num_now}: freeze_params, '
             f'prevent_freeze_params or lora differ. {_ADVICE}'
         )
+
+
+def _check_optimizer_class(model: Any, checkpoint: Mapping[str, Any], source: str) -> None:
+    plan = model.optimization()
+    section = plan.optimizer_path.removeprefix('model.')
+    before = checkpoint.get('hyper_parameters', {}).get('cfg', {}).get(section)
+    if not before or not plan.optimizer:
+        return
+    old, new = (optimizer_class(cfg, path=plan.optimizer_path).__name__ for cfg in (before, plan.optimizer))
+    if old != new:
+        raise CheckpointError(f'{source} was trained with {old}, {plan.optimizer_path} is {new}. {_ADVICE}')
 
 
 def _listed(what: str, names: list[str], shown: int = 5) -> str:

@@ -3,6 +3,9 @@
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import yaml
 from nemo_speech.collections.speechlm2 import SALM, SALMTrainConfig
 from nemo_speech.core.config import build_config
 from nemo_speech.core.schema import schema_has_key
+from tests.collections.asr.tiny import make_clips
 from tests.tiny import make_tiny_cuts, make_tiny_llm, salm_config, save_tiny_asr
 
 REPO = Path(__file__).resolve().parents[2]
@@ -72,3 +76,24 @@ def test_every_experiment_composes_into_its_schema(name):
     resolved = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
     experiment = build_config(SALMTrainConfig, resolved, source=name)
     assert experiment.model.optimizer['lr'] > 0
+
+
+def test_commands_of_the_asr_page_run_in_order(tmp_path):
+    """As written; only the amount of work is cut down."""
+    manifest = make_clips(tmp_path)
+    for name in ('train.json', 'val.json'):
+        shutil.copy(manifest, tmp_path / name)
+    cpu = ['trainer.accelerator=cpu', 'trainer.enable_progress_bar=false', 'trainer.max_steps=1']
+    cpu += ['trainer.val_check_interval=1', 'model.train_ds.num_workers=0']
+    less = {
+        'speech_to_text_ctc': [*cpu, 'model.encoder.n_layers=1', 'model.encoder.subsampling_factor=4'],
+        'speech_to_text_finetune': cpu,
+    }
+    lines = [line for block in blocks(REPO / 'docs' / 'asr.md', 'bash') for line in block.splitlines()]
+    assert len(lines) == 6
+    for line in lines:
+        _, script, *arguments = shlex.split(line)
+        command = [sys.executable, REPO / script, *arguments, *less.get(Path(script).stem, [])]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f'{line}\n{done.stderr}'
+    assert len((tmp_path / 'transcripts.jsonl').read_text().splitlines()) == 12

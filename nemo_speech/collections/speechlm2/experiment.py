@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from nemo_speech.collections.common.data.datamodule import DataConfig
 from nemo_speech.collections.speechlm2.config import SALMConfig
-from nemo_speech.collections.speechlm2.data.datamodule import DataConfig
 from nemo_speech.lightning.trainer import TrainerConfig
 from nemo_speech.utils.exp_manager import ExpManagerConfig
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from nemo_speech.collections.asr.losses.ctc import REDUCTIONS
 from nemo_speech.collections.asr.losses.lattice import LatticeLogLikelihood
 from nemo_speech.core.errors import ConfigError
 
@@ -47,8 +48,8 @@ class TransducerLoss(nn.Module):
         durations = list(durations)
         if durations and (durations != sorted(set(durations)) or durations[0] < 0 or durations[-1] < 1):
             raise ConfigError(f'loss.durations: expected ascending numbers of frames, one above 0, got {durations}')
-        if reduction not in _REDUCTIONS:
-            raise ConfigError(f'loss.reduction: {reduction!r} is unknown; known are {", ".join(_REDUCTIONS)}')
+        if reduction not in REDUCTIONS:
+            raise ConfigError(f'loss.reduction: {reduction!r} is unknown; known are {", ".join(REDUCTIONS)}')
         if not 0 <= omega <= 1:
             raise ConfigError(f'loss.omega: expected a probability, got {omega}')
         self.blank = blank
@@ -126,7 +127,7 @@ class TransducerLoss(nn.Module):
         )
         if self.fastemit_lambda:
             losses = losses + self.fastemit_lambda * losses.detach()  # NeMo's kernels report the loss so scaled
-        return _REDUCTIONS[self.reduction](losses.to(blank.dtype), target_lengths)
+        return REDUCTIONS[self.reduction](losses.to(blank.dtype), target_lengths)
 
     def _check(self, logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> None:
         batch, num_frames, width, outputs = logits.shape
@@ -148,12 +149,3 @@ def _duration_arcs(
     steps = durations[..., int(within) :].transpose(2, 3)  # [B, T, N, U + 1]
     label_within = label + durations[:, :, :-1, 0] if within else None
     return blank[:, :, None] + steps, label[:, :, None] + steps[..., :-1], label_within, tuple(values[int(within) :])
-
-
-_REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    'none': lambda losses, lens: losses,
-    'sum': lambda losses, lens: losses.sum(),
-    'mean': lambda losses, lens: (losses / lens.clamp(min=1)).mean(),
-    'mean_batch': lambda losses, lens: losses.mean(),
-    'mean_volume': lambda losses, lens: losses.sum() / lens.sum().clamp(min=1),
-}

@@ -11,19 +11,26 @@ from torch import Tensor
 
 from nemo_speech.collections.asr.decoding.greedy import DecodedTokens
 from nemo_speech.collections.asr.decoding.timestamps import find_timestamps
-from nemo_speech.collections.asr.models.config import ASRConfig, DecodingConfig
+from nemo_speech.collections.asr.models.config import ASRConfig, DecodingConfig, FinetuneModelConfig
+from nemo_speech.collections.asr.models.tokenizers import (
+    ASRTokenizer,
+    find_tokenizer,
+    tokenizer_in,
+    tokenizer_of_directory,
+)
+from nemo_speech.collections.asr.models.training import nemo_optimization, zero_bad_gradients
+from nemo_speech.collections.asr.models.validation import Utterance, ValidationSets
 from nemo_speech.collections.common.audio_inputs import list_sources, read_source
 from nemo_speech.collections.common.hypothesis import Hypothesis
-from nemo_speech.collections.common.tokenizers import CharTokenizer, SentencePieceTokenizer
-from nemo_speech.core.archive import ARTIFACT, NemoArchive
-from nemo_speech.core.config import build_config
+from nemo_speech.core.archive import NemoArchive
+from nemo_speech.core.config import build_config, config_to_dict
 from nemo_speech.core.errors import AudioError, ConfigError
+from nemo_speech.core.hub import find_archive
 from nemo_speech.core.instantiate import instantiate
-from nemo_speech.core.model import ModelPT
+from nemo_speech.core.model import ModelPT, Optimization
 from nemo_speech.utils.logging import get_logger
 
 logger = get_logger(__name__)
-_ARTIFACTS = ('model_path', 'vocab_path', 'spe_tokenizer_vocab')
 
 
 class ASRModel(ModelPT):
@@ -31,25 +38,29 @@ class ASRModel(ModelPT):
 
     Args:
         cfg: `ASRConfig`, or a mapping with its keys.
-        tokenizer: Of the texts; None: characters of `cfg.labels`.
+        tokenizer: Of the texts; None: that of `cfg.tokenizer.dir`, or the characters of `cfg.labels`.
 
     Raises:
         ConfigError: A key or part is wrong, or there is neither tokenizer nor labels.
+        ModelNotFoundError: There is no tokenizer in `cfg.tokenizer.dir`.
     """
 
     config_class = ASRConfig
     cfg: ASRConfig
     chars_as_lists = False
 
-    def __init__(self, cfg: ASRConfig | Mapping[str, Any], tokenizer: Any = None) -> None:
+    def __init__(self, cfg: ASRConfig | Mapping[str, Any], tokenizer: ASRTokenizer | None = None) -> None:
         super().__init__(cfg)
-        self.tokenizer = tokenizer or _char_tokenizer(self.cfg)
+        found = tokenizer or find_tokenizer(self.cfg)
+        self.tokenizer, self.artifacts = found.tokenizer, found.artifacts
         self.preprocessor = instantiate(self.cfg.preprocessor, path='preprocessor')
         self.encoder = instantiate(self.cfg.encoder, path='encoder')
+        self.build_heads()
         spec_augment = self.cfg.spec_augment
         self.spec_augmentation = instantiate(spec_augment, path='spec_augment') if spec_augment else None
-        self.artifacts: dict[str, tuple[str, bytes]] = {}
         self._evaluation = _Evaluation()
+        self._validation = ValidationSets()
+        self._num_too_short: Tensor | int = 0
         if self.cfg.interctc and self.cfg.interctc.get('loss_weights'):
             raise ConfigError('interctc.loss_weights: losses of inner layers are not supported; leave it empty')
 
@@ -173,29 +184,165 @@ class ASRModel(ModelPT):
                 chars_as_lists=self.chars_as_lists,
             )
 
+    # ---- training -----------------------------------------------------------------------------------------------
+
+    def optimization(self) -> Optimization:
+        """`optim` with its `sched`, as NeMo's ASR configurations have them."""
+        return super().optimization() if self.cfg.optim is None else nemo_optimization(self.cfg.optim)
+
+    def compute_loss(self, encoded: Tensor, lens: Tensor, tokens: Tensor, token_lens: Tensor) -> dict[str, Tensor]:
+        """Losses of frames `[B, D, T]` against tokens `[B, U]`: `loss`, which is trained, and its parts by name."""
+        raise NotImplementedError
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        """One step on a batch of `LhotseSpeechToTextBpeDataset`."""
+        encoded, lens = self.encode(batch['audios'], batch['audio_lens'])
+        losses = self.compute_loss(encoded, lens, batch['tokens'], batch['token_lens'])
+        self._num_too_short = self._num_too_short + losses.pop('num_too_short', 0)
+        if self._trainer is not None:
+            self._log_step(batch, losses)
+        return {'loss': losses['loss']}
+
+    def on_train_epoch_end(self) -> None:
+        num, self._num_too_short = int(self._num_too_short), 0
+        if num:
+            logger.warning(
+                '%d utterances of this epoch have more tokens than encoder frames, so CTC learned nothing from them; '
+                'a larger vocabulary or a smaller model.encoder.subsampling_factor helps',
+                num,
+            )
+
+    def _log_step(self, batch: Mapping[str, Any], losses: Mapping[str, Tensor]) -> None:
+        logs = {('train_loss' if name == 'loss' else name): value.detach().float() for name, value in losses.items()}
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        if not isinstance(optimizer, list):
+            logs['learning_rate'] = torch.tensor(optimizer.param_groups[0]['lr'])
+        size = len(batch['texts'])
+        self.log('loss', logs['train_loss'], prog_bar=True, logger=False, batch_size=size)
+        self.log_dict(logs, batch_size=size)
+
+    def on_after_backward(self) -> None:
+        if self.cfg.skip_nan_grad:
+            zero_bad_gradients(self)
+
+    def configure_callbacks(self) -> list:
+        from nemo_speech.lightning.random_state import RandomState
+        from nemo_speech.lightning.throughput import AudioThroughput
+
+        return [RandomState(), AudioThroughput(self.sampling_rate)]
+
+    @property
+    def validated_utterances(self) -> dict[str, list[Utterance]]:
+        """What the last validation transcribed, by the name of the set."""
+        return self._validation.utterances
+
+    def on_validation_epoch_start(self) -> None:
+        self._validation.reset()
+
+    def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
+        """Loss and decoded text of each named set; `batch` is `{name: batch | None}`."""
+        for name, part in batch.items():
+            self._validation.update(name, self, part)
+
+    def on_validation_epoch_end(self) -> None:
+        metrics = self._validation.compute(self)
+        if metrics:
+            self.log_dict(metrics, sync_dist=True)  # they are equal on all ranks already
+            logger.info('Step %d: %s', self.global_step, ', '.join(f'{k} {float(v):.4g}' for k, v in metrics.items()))
+
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
+
+    # ---- fine-tuning --------------------------------------------------------------------------------------------
+
+    def change_vocabulary(
+        self,
+        new_tokenizer_dir: str | Path,
+        new_tokenizer_type: str,
+        decoding_cfg: DecodingConfig | Mapping[str, Any] | None = None,
+    ) -> None:
+        """Take another tokenizer; the heads start anew, the encoder stays.
+
+        Args:
+            new_tokenizer_dir: Holds `tokenizer.model`.
+            new_tokenizer_type: `bpe`.
+            decoding_cfg: None: as now.
+
+        Raises:
+            ConfigError: The type is not supported, or a decoding key is wrong; nothing has changed then.
+            ModelNotFoundError: No tokenizer there.
+        """
+        found = tokenizer_of_directory(new_tokenizer_dir, new_tokenizer_type)
+        if decoding_cfg is not None:
+            self.change_decoding_strategy(decoding_cfg)
+        self.tokenizer, self.artifacts = found.tokenizer, found.artifacts
+        self.cfg.tokenizer = {'dir': str(new_tokenizer_dir), 'type': new_tokenizer_type}
+        self.cfg.labels = None
+        device = self.device
+        self.build_heads(is_new_vocabulary=True)
+        self.to(device)
+        self.save_hyperparameters({'cfg': config_to_dict(self.cfg)}, logger=False)
+        logger.info('The vocabulary has %d tokens now.', self.tokenizer.vocab_size)
+
+    def build_heads(self, is_new_vocabulary: bool = False) -> None:
+        """Make what depends on the tokenizer, and losses.
+
+        Args:
+            is_new_vocabulary: Sizes in the configuration are those of another tokenizer, and not looked at.
+        """
+        raise NotImplementedError
+
+    def prepare_finetuning(self, cfg: FinetuneModelConfig) -> None:
+        """Take data, optimizer, tokenizer and what else `speech_to_text_finetune.py` is configured by.
+
+        Raises:
+            ConfigError, ModelNotFoundError: See `change_vocabulary`.
+        """
+        if cfg.tokenizer.update_tokenizer:
+            self.change_vocabulary(cfg.tokenizer.dir or '', cfg.tokenizer.type, cfg.decoding)
+        elif cfg.decoding is not None:
+            self.change_decoding_strategy(cfg.decoding)
+        if cfg.spec_augment is not None:
+            self.cfg.spec_augment = cfg.spec_augment
+            self.spec_augmentation = instantiate(cfg.spec_augment, path='model.spec_augment')
+        self.cfg.optim = cfg.optim
+        self.cfg.train_ds, self.cfg.validation_ds = cfg.train_ds, cfg.validation_ds
+        self.cfg.freeze_params = cfg.freeze_params
+        self.save_hyperparameters({'cfg': config_to_dict(self.cfg)}, logger=False)
+        self.train()
+
     # ---- archives -----------------------------------------------------------------------------------------------
 
     @classmethod
     def from_archive(cls, archive: NemoArchive) -> 'ASRModel':
         """Build the model, without weights, that an archive describes."""
-        section = archive.config.get('tokenizer') or {}
-        artifacts = {
-            f'tokenizer.{key}': (_artifact_name(section[key]), archive.read(section[key]))
-            for key in _ARTIFACTS
-            if str(section.get(key) or '').startswith(ARTIFACT)
-        }
-        kind = section.get('type')
-        if section and kind != 'bpe':
-            raise ConfigError(f'{archive.path}: tokenizer.type: {kind!r} is not supported yet; only bpe is.')
-        if section and 'tokenizer.model_path' not in artifacts:
-            raise ConfigError(
-                f'{archive.path}: tokenizer.model_path: expected an artifact nemo:<name> of the archive.'
-            )
-        tokenizer = SentencePieceTokenizer(artifacts['tokenizer.model_path'][1]) if section else None
-        cfg = build_config(cls.config_class, archive.config, source=str(archive.path))
-        model = cls(cfg, tokenizer)
-        model.artifacts = artifacts
-        return model
+        tokenizer = tokenizer_in(archive)
+        return cls(build_config(cls.config_class, archive.config, source=str(archive.path)), tokenizer)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_id: str | Path,
+        *,
+        map_location: Any = None,
+        strict: bool = True,
+        revision: str | None = None,
+        **kwargs: Any,
+    ) -> 'ASRModel':
+        """Load a `.nemo` archive: a file, an extracted directory, or `owner/name` of the Hugging Face hub.
+
+        Args:
+            model_id: What to load; of the hub, `name.nemo` of `owner/name`, from the cache where it is there.
+            revision: Branch, tag or commit on the hub.
+            map_location, strict, **kwargs: For `restore_from`.
+
+        Raises:
+            ModelNotFoundError: Neither here nor on the hub.
+            CheckpointError: See `restore_from`.
+        """
+        archive = find_archive(model_id, revision=revision)
+        return cls.restore_from(archive, map_location=map_location, strict=strict, **kwargs)
 
     def nemo_config(self) -> dict[str, Any]:
         """The config as an archive holds it; NeMo's BPE models want a `validation_ds` section."""
@@ -245,16 +392,3 @@ def _progress(waveforms: Mapping[int, Tensor], rate: int, verbose: bool) -> Any:
 
     total = round(sum(len(waveform) for waveform in waveforms.values()) / rate, 1)
     return tqdm(total=total, unit='s audio', desc='Transcribing', disable=not verbose)
-
-
-def _artifact_name(value: str) -> str:
-    """`tokenizer.model` of `nemo:<md5>_tokenizer.model`."""
-    name = value.removeprefix(ARTIFACT)
-    return name[33:] if len(name) > 33 and name[32] == '_' else name
-
-
-def _char_tokenizer(cfg: ASRConfig) -> CharTokenizer:
-    labels = cfg.labels or cfg.decoder.get('vocabulary') or (cfg.joint or {}).get('vocabulary')
-    if not labels:
-        raise ConfigError('labels: missing; a model without a tokenizer needs the characters it writes')
-    return CharTokenizer(labels)

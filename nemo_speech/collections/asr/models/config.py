@@ -90,3 +90,29 @@ class ASRConfig(ModelConfig):
     test_ds: dict[str, Any] | None = None
     target: str | None = None
     nemo_version: str | None = None
+
+
+@dataclass(kw_only=True)
+class TokenizerChange:
+    """Which tokenizer fine-tuning uses.
+
+    Attributes:
+        update_tokenizer: Take the one of `dir` instead of the model's own; the heads then start anew.
+    """
+
+    update_tokenizer: bool = False
+    dir: str | None = None
+    type: str = 'bpe'
+
+
+@dataclass(kw_only=True)
+class FinetuneModelConfig:
+    """The `model` section of a fine-tuning run; all else is the model's own."""
+
+    train_ds: dict[str, Any]
+    validation_ds: dict[str, Any] | None = None
+    tokenizer: TokenizerChange = field(default_factory=TokenizerChange)
+    spec_augment: dict[str, Any] | None = None
+    optim: dict[str, Any]
+    freeze_params: list[str] = field(default_factory=list)
+    decoding: DecodingConfig | None = None

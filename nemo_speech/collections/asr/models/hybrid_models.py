@@ -7,8 +7,10 @@ from torch import Tensor
 
 from nemo_speech.collections.asr.decoding.greedy import DecodedTokens, greedy_ctc
 from nemo_speech.collections.asr.decoding.timestamps import ctc_spans
-from nemo_speech.collections.asr.models.config import ASRConfig, AuxCTCConfig, DecodingConfig
+from nemo_speech.collections.asr.losses.ctc import CTCLoss, num_too_short
+from nemo_speech.collections.asr.models.config import AuxCTCConfig, DecodingConfig
 from nemo_speech.collections.asr.models.rnnt_models import EncDecRNNTModel
+from nemo_speech.collections.asr.models.sections import ctc_section, without_sizes
 from nemo_speech.core.config import build_config
 from nemo_speech.core.errors import ConfigError
 from nemo_speech.core.instantiate import instantiate
@@ -21,13 +23,17 @@ class EncDecHybridRNNTCTCModel(EncDecRNNTModel):
         cur_decoder: `rnnt` or `ctc`.
     """
 
-    def __init__(self, cfg: ASRConfig | Mapping[str, Any], tokenizer: Any = None) -> None:
-        super().__init__(cfg, tokenizer)
+    cur_decoder = 'rnnt'
+
+    def build_heads(self, is_new_vocabulary: bool = False) -> None:
+        super().build_heads(is_new_vocabulary)
         if self.cfg.aux_ctc is None:
             raise ConfigError('aux_ctc: missing; a hybrid model needs its CTC head')
         self.aux_ctc: AuxCTCConfig = self.cfg.aux_ctc
+        section = without_sizes(self.aux_ctc.decoder) if is_new_vocabulary else self.aux_ctc.decoder
+        self.aux_ctc.decoder = ctc_section(section, self.tokenizer, self.encoder.d_model, path='aux_ctc.decoder')
         self.ctc_decoder = instantiate(self.aux_ctc.decoder, path='aux_ctc.decoder')
-        self.cur_decoder = 'rnnt'
+        self.ctc_loss = CTCLoss(self.tokenizer.vocab_size, self.aux_ctc.ctc_reduction)
 
     @property
     def chars_as_lists(self) -> bool:  # type: ignore[override]  # of the head that is chosen
@@ -41,6 +47,17 @@ class EncDecHybridRNNTCTCModel(EncDecRNNTModel):
         if self.cur_decoder == 'rnnt':
             return super().decode_tokens(encoded, lens)
         return greedy_ctc(self.ctc_decoder(encoder_output=encoded), lens, self.tokenizer.vocab_size)
+
+    def compute_loss(self, encoded: Tensor, lens: Tensor, tokens: Tensor, token_lens: Tensor) -> dict[str, Tensor]:
+        rnnt_loss = super().compute_loss(encoded, lens, tokens, token_lens)['loss']
+        ctc_loss = self.ctc_loss(self.ctc_decoder(encoder_output=encoded), tokens, lens, token_lens)
+        weight = self.aux_ctc.ctc_loss_weight
+        return {
+            'loss': (1 - weight) * rnnt_loss + weight * ctc_loss,
+            'train_rnnt_loss': rnnt_loss,
+            'train_ctc_loss': ctc_loss,
+            'num_too_short': num_too_short(tokens, lens, token_lens),
+        }
 
     def spans(self, tokens: DecodedTokens) -> list[tuple[int, int]]:
         return super().spans(tokens) if self.cur_decoder == 'rnnt' else ctc_spans(tokens)

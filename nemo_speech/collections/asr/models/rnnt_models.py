@@ -1,8 +1,5 @@
 """Transducers: RNN-T and TDT, which is an RNN-T whose loss section names durations."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor
 
 from nemo_speech.collections.asr.decoding.greedy import DecodedTokens, greedy_transducer
@@ -10,6 +7,7 @@ from nemo_speech.collections.asr.decoding.timestamps import transducer_spans
 from nemo_speech.collections.asr.losses.transducer import TransducerLoss
 from nemo_speech.collections.asr.models.asr_model import ASRModel
 from nemo_speech.collections.asr.models.config import ASRConfig
+from nemo_speech.collections.asr.models.sections import joint_section, prediction_section, without_sizes
 from nemo_speech.core.errors import ConfigError
 from nemo_speech.core.instantiate import instantiate
 
@@ -26,15 +24,19 @@ class EncDecRNNTModel(ASRModel):
 
     chars_as_lists = True
 
-    def __init__(self, cfg: ASRConfig | Mapping[str, Any], tokenizer: Any = None) -> None:
-        super().__init__(cfg, tokenizer)
+    def build_heads(self, is_new_vocabulary: bool = False) -> None:
         if self.cfg.joint is None:
             raise ConfigError('joint: missing; a transducer needs one')
-        vocab_size = self.tokenizer.vocab_size
-        self.decoder = instantiate({'vocab_size': vocab_size, **self.cfg.decoder}, path='decoder')
-        self.joint = instantiate({'num_classes': vocab_size, **self.cfg.joint}, path='joint')
-        self.loss = _loss(self.cfg, vocab_size)
+        sections = self.cfg.decoder, self.cfg.joint
+        decoder, joint = map(without_sizes, sections) if is_new_vocabulary else sections
+        self.loss = _loss(self.cfg, self.tokenizer.vocab_size)
         self.durations = self.loss.durations
+        self.cfg.decoder = prediction_section(decoder, self.tokenizer)
+        self.decoder = instantiate(self.cfg.decoder, path='decoder')
+        self.cfg.joint = joint_section(
+            joint, self.tokenizer, self.encoder.d_model, self.decoder.pred_hidden, len(self.durations)
+        )
+        self.joint = instantiate(self.cfg.joint, path='joint')
         if len(self.durations) != self.joint.num_extra_outputs:
             raise ConfigError(
                 f'joint.num_extra_outputs={self.joint.num_extra_outputs}, but loss.tdt_kwargs.durations has '
@@ -49,6 +51,11 @@ class EncDecRNNTModel(ASRModel):
         frames = encoded.transpose(1, 2)
         max_symbols = self.cfg.decoding.max_symbols
         return greedy_transducer(self.decoder, self.joint, frames, lens, self.durations, max_symbols)
+
+    def compute_loss(self, encoded: Tensor, lens: Tensor, tokens: Tensor, token_lens: Tensor) -> dict[str, Tensor]:
+        predicted, _ = self.decoder(tokens, token_lens)
+        frames, predicted = encoded.transpose(1, 2), predicted.transpose(1, 2)
+        return {'loss': self.loss.fused(self.joint.logits, frames, predicted, tokens, lens, token_lens)}
 
     def spans(self, tokens: DecodedTokens) -> list[tuple[int, int]]:
         return transducer_spans(tokens)

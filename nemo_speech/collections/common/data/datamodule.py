@@ -41,7 +41,7 @@ class DataConfig:
 
 
 class DataModule(pl.LightningDataModule):
-    """Loaders of lhotse data for a speech LLM, resumable at any batch.
+    """Loaders of lhotse data, resumable at any batch.
 
     Training batches come from one loader. Validation and test batches are dicts `{set name: batch or None}`, None for
     sets that have ended, as in NeMo.
@@ -49,8 +49,10 @@ class DataModule(pl.LightningDataModule):
     Args:
         cfg: The `data` block.
         tokenizer: The model's; formats and measures text.
-        dataset: `dataset[cuts]` collates a CutSet of conversations into a batch, e.g. `SALMDataset`.
+        dataset: `dataset[cuts]` collates a CutSet (of conversations, for a speech LLM) into a batch, e.g.
+            `SALMDataset`.
         data_parallel: `(rank, world size)`; None asks the trainer's strategy, or torch.distributed.
+        section: Where the blocks stand in the configuration, for messages: ASR models have them in `model`.
 
     Raises:
         ConfigError: A key is unknown, unsupported, or has a wrong value.
@@ -62,9 +64,11 @@ class DataModule(pl.LightningDataModule):
         tokenizer: Any,
         dataset: Any,
         data_parallel: tuple[int, int] | None = None,
+        section: str = 'data',
     ):
         super().__init__()
-        self.cfg = cfg if is_dataclass(cfg) else build_config(DataConfig, _plain(cfg), path='data')
+        self.cfg = cfg if is_dataclass(cfg) else build_config(DataConfig, _plain(cfg), path=section)
+        self.section = section
         self.tokenizer = tokenizer
         self.dataset = dataset
         self.data_parallel = data_parallel
@@ -75,7 +79,7 @@ class DataModule(pl.LightningDataModule):
     def _check(self) -> None:
         """Find wrong keys before the model is built and the first batch is due."""
         if self.cfg.train_ds is not None:
-            loading_config(self.cfg.train_ds, path='data.train_ds')
+            loading_config(self.cfg.train_ds, path=f'{self.section}.train_ds')
         for key in ('validation_ds', 'test_ds', 'predict_ds'):
             block = getattr(self.cfg, key)
             if block is not None:
@@ -84,9 +88,10 @@ class DataModule(pl.LightningDataModule):
     def train_dataloader(self) -> BatchLoader:
         """The training loader; the same object each time, so that it goes on where it was."""
         if self.cfg.train_ds is None:
-            raise ConfigError("data.train_ds is missing: training needs data.")
+            raise ConfigError(f"{self.section}.train_ds is missing: training needs data.")
         if self._train is None:
-            self._train = self._loader(loading_config(self.cfg.train_ds, path='data.train_ds'), 'data.train_ds', True)
+            path = f'{self.section}.train_ds'
+            self._train = self._loader(loading_config(self.cfg.train_ds, path=path), path, True)
             if self._train_state is not None:
                 self._train.load_state_dict(self._train_state)
         self._check_that_it_ends(self._train)
@@ -109,7 +114,7 @@ class DataModule(pl.LightningDataModule):
         if block is None:
             return []
         loaders = {
-            name: self._loader(config, f'data.{key}.datasets.{name}', False)
+            name: self._loader(config, f'{self.section}.{key}.datasets.{name}', False)
             for name, config in self._evaluation_configs(key, block).items()
         }
         return CombinedLoader(loaders, mode='max_size')
@@ -118,15 +123,17 @@ class DataModule(pl.LightningDataModule):
         common = {name: value for name, value in block.items() if name != 'datasets'}
         sets = block.get('datasets', {'default': {}})
         if not isinstance(sets, Mapping) or not sets:
-            raise ConfigError(f"data.{key}.datasets must map names to sets, but is {sets!r}.")
+            raise ConfigError(f"{self.section}.{key}.datasets must map names to sets, but is {sets!r}.")
         for name, own in sets.items():
             if not isinstance(own, Mapping):
-                raise ConfigError(f"data.{key}.datasets.{name}: expected a mapping of keys, or {{}}, got {own!r}.")
+                raise ConfigError(
+                    f"{self.section}.{key}.datasets.{name}: expected a mapping of keys, or {{}}, got {own!r}."
+                )
         defaults = dict(_EVALUATION_DEFAULTS)
         if key == 'predict_ds':
             defaults['require_text'] = False
         return {
-            name: loading_config({**defaults, **common, **own}, path=f'data.{key}.datasets.{name}')
+            name: loading_config({**defaults, **common, **own}, path=f'{self.section}.{key}.datasets.{name}')
             for name, own in sets.items()
         }
 
@@ -166,9 +173,9 @@ class DataModule(pl.LightningDataModule):
         has_timer = any(isinstance(callback, pl.callbacks.Timer) for callback in trainer.callbacks)
         if trainer.max_steps == -1 and trainer.limit_train_batches == 1.0 and not has_timer:
             raise ConfigError(
-                "data.train_ds mixes several sources, which repeat for ever, so an epoch never ends. Set "
-                "trainer.max_steps, limit_train_batches or max_time, or data.train_ds.force_finite: true to read each "
-                "example once an epoch."
+                f"{self.section}.train_ds mixes several sources, which repeat for ever, so an epoch never ends. Set "
+                f"trainer.max_steps, limit_train_batches or max_time, or {self.section}.train_ds.force_finite: true "
+                "to read each example once an epoch."
             )
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

@@ -45,6 +45,15 @@ UNSUPPORTED_KEYS: dict[str, str] = {
         'tarred_random_access force_map_dataset force_iterable_dataset cuda_expandable_segments'.split(),
         'not needed: every source is read at random access, and batches are the same for any number of workers',
     ),
+    **dict.fromkeys(
+        (
+            'is_tarred shuffle_n bucketing_strategy bucketing_batch_size bucketing_weights tarred_shard_strategy '
+            'trim_silence parser normalize_transcripts use_start_end_token labels defer_setup return_sample_id '
+            'shard_manifests is_concat concat_sampling_technique concat_sampling_temperature '
+            'concat_sampling_probabilities concat_shuffle'
+        ).split(),
+        "of NeMo's loader without lhotse, which is not supported",
+    ),
 }
 
 

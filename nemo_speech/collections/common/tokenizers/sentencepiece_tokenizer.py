@@ -54,12 +54,20 @@ class SentencePieceTokenizer:
     def ids_to_text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids))
 
+    def unknown_in(self, text: str) -> list[str]:
+        """Pieces of `text` that become the unknown token."""
+        unk, ids = self.tokenizer.unk_id(), self.text_to_ids(text)
+        if unk not in ids:
+            return []
+        return [piece for piece, i in zip(self.text_to_tokens(text), ids) if i == unk]
+
     def ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         return [self.tokenizer.id_to_piece(i) for i in ids]
 
 
 class CharTokenizer:
     """Characters by their place in a list, as of NeMo's models without a tokenizer; others are left out of texts.
+    `unknown_in` tells which.
 
     Args:
         labels: One string a token.
@@ -84,3 +92,7 @@ class CharTokenizer:
 
     def ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         return [self.vocab[i] for i in ids]
+
+    def unknown_in(self, text: str) -> list[str]:
+        """Characters of `text` that have no token."""
+        return [c for c in text if c not in self._ids]

@@ -4,13 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nemo_speech.collections.common.data.datamodule import DataConfig, DataModule
     from nemo_speech.collections.common.data.loading_config import LhotseDataLoadingConfig
-    from nemo_speech.collections.speechlm2.data.datamodule import DataConfig, DataModule
     from nemo_speech.collections.speechlm2.data.dataset import SALMDataset
 
 _HOMES = {
-    'DataConfig': 'nemo_speech.collections.speechlm2.data.datamodule',
-    'DataModule': 'nemo_speech.collections.speechlm2.data.datamodule',
+    'DataConfig': 'nemo_speech.collections.common.data.datamodule',
+    'DataModule': 'nemo_speech.collections.common.data.datamodule',
     'LhotseDataLoadingConfig': 'nemo_speech.collections.common.data.loading_config',
     'SALMDataset': 'nemo_speech.collections.speechlm2.data.dataset',
 }

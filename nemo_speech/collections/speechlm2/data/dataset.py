@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from nemo_speech.collections.common.data.conversation import AudioTurn, NeMoMultimodalConversation
+from nemo_speech.collections.common.data.cut_audio import DropReport, check_audio_options, load_mono
 from nemo_speech.collections.common.tokenizers.auto_tokenizer import resolve_pad_id
-from nemo_speech.core.errors import AudioError, ConfigError, DataError
+from nemo_speech.core.errors import AudioError, DataError
 from nemo_speech.utils.logging import get_logger
 
 if TYPE_CHECKING:
@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
     from nemo_speech.collections.common.tokenizers.auto_tokenizer import AutoTokenizer
 
-__all__ = ['SALMDataset', 'collate_left', 'load_mono']
+__all__ = ['SALMDataset', 'collate_left']
 
 logger = get_logger(__name__)
-
-# Of the conversations dropped, the first few are reported one by one, later ones in groups.
-REPORT_EACH, REPORT_EVERY = 5, 10
 
 
 class SALMDataset(torch.utils.data.Dataset):
@@ -65,19 +62,18 @@ class SALMDataset(torch.utils.data.Dataset):
             ConfigError: A value is not allowed, or the tokenizer has nothing to pad with.
         """
         super().__init__()
-        if on_audio_error not in ('raise', 'skip'):
-            raise ConfigError(f"on_audio_error is {on_audio_error!r}; expected 'raise' or 'skip'.")
-        if channel_selector not in (None, 'average') and not isinstance(channel_selector, int):
-            raise ConfigError(
-                f"channel_selector is {channel_selector!r}; expected a channel number, 'average' or None."
-            )
+        check_audio_options(on_audio_error, channel_selector)
         self.tokenizer = tokenizer
         self.sample_rate = sample_rate
         self.channel_selector = channel_selector
         self.on_audio_error = on_audio_error
         self.pad_id = resolve_pad_id(tokenizer) if pad_id is None else pad_id
-        self.num_dropped = 0
-        self._unreported: list[str] = []
+        self._drops = DropReport('conversations')
+
+    @property
+    def num_dropped(self) -> int:
+        """Conversations left out so far."""
+        return self._drops.num_dropped
 
     def __getitem__(self, conversations: Iterable[NeMoMultimodalConversation]) -> dict[str, Any] | None:
         """Collate a batch.
@@ -97,7 +93,7 @@ class SALMDataset(torch.utils.data.Dataset):
                 if self.on_audio_error == 'raise':
                     raise
                 num_dropped += 1
-                self._report_dropped(conversation.id, error)
+                self._drops.add(conversation.id, error)
                 continue
             kept.append(_without_samples(conversation))
             audios += waveforms
@@ -130,55 +126,6 @@ class SALMDataset(torch.utils.data.Dataset):
         except AudioError as error:
             raise AudioError(f"Conversation '{conversation_id}': {error}") from error
 
-    def _report_dropped(self, conversation_id: str, error: AudioError) -> None:
-        self.num_dropped += 1
-        self._unreported.append(conversation_id)
-        if self.num_dropped <= REPORT_EACH:
-            logger.warning('dropped (%d so far): %s', self.num_dropped, error)
-        elif len(self._unreported) >= REPORT_EVERY:
-            logger.warning(
-                'dropped %d conversations so far; the last: %s', self.num_dropped, ', '.join(self._unreported)
-            )
-        else:
-            return
-        self._unreported.clear()
-
-
-def load_mono(cut: Cut, sample_rate: int, channel_selector: int | str | None = None) -> Tensor:
-    """Decode a cut to one channel.
-
-    Args:
-        cut: Any lhotse cut with audio, at any rate and of any channel count.
-        sample_rate: Hz of the result.
-        channel_selector: Channel to take if there are several; None and `average` mix them down.
-
-    Returns:
-        Samples `[S]`, float32.
-
-    Raises:
-        AudioError: Missing, corrupt, empty or not finite, or `channel_selector` names no channel of it.
-    """
-    from lhotse.audio import AudioLoadingError, DurationMismatchError
-
-    name = _source_of(cut)
-    try:
-        # Resampling is lhotse's, so that the samples equal NeMo's.
-        samples = (cut if cut.sampling_rate == sample_rate else cut.resample(sample_rate)).load_audio()
-    except AudioError as error:
-        raise AudioError(str(error).split('\n[extra info]')[0]) from error  # lhotse appends the whole cut
-    except (AudioLoadingError, DurationMismatchError, OSError, RuntimeError, ValueError) as error:
-        remedy = "Correct or drop it, or set on_audio_error='skip' to go on without such conversations."
-        if _is_missing(cut):
-            raise AudioError(f"audio {name} does not exist. {remedy}") from error
-        reason = ' '.join(str(error).split())[:300] or type(error).__name__
-        raise AudioError(f"audio {name} cannot be decoded ({reason}). {remedy}") from error
-    if samples is None or samples.size == 0:
-        raise AudioError(f"audio {name} holds no samples. Drop it, or correct its offset and duration.")
-    mono = _one_channel(torch.from_numpy(samples).float(), channel_selector, name)
-    if not torch.isfinite(mono).all():
-        raise AudioError(f"audio {name} holds NaN or infinite samples. Decode or export it again.")
-    return mono.contiguous()
-
 
 def collate_left(rows: Sequence[Tensor], fill: int | bool) -> Tensor:
     """Pad rows `[T_i]` on the left to `[B, T]`, keeping their type."""
@@ -187,16 +134,6 @@ def collate_left(rows: Sequence[Tensor], fill: int | bool) -> Tensor:
     for target, row in zip(batch, rows):
         target[width - len(row) :] = row
     return batch
-
-
-def _one_channel(samples: Tensor, channel_selector: int | str | None, name: str) -> Tensor:
-    num_channels = samples.shape[0]
-    # A cut of one channel was picked from its file already.
-    if not isinstance(channel_selector, int) or num_channels == 1:
-        return samples.mean(dim=0)
-    if not -num_channels <= channel_selector < num_channels:
-        raise AudioError(f"channel_selector={channel_selector}, but audio {name} has {num_channels} channels.")
-    return samples[channel_selector]
 
 
 def _token_ids(conversation: Any) -> Tensor:
@@ -222,18 +159,3 @@ def _without_samples(conversation: NeMoMultimodalConversation) -> NeMoMultimodal
         for turn in conversation.turns
     ]
     return replace(conversation, turns=turns)
-
-
-def _files_of(cut: Cut) -> list[str]:
-    recording = getattr(cut, 'recording', None)
-    return [] if recording is None else [source.source for source in recording.sources if source.type == 'file']
-
-
-def _source_of(cut: Cut) -> str:
-    """The file behind a cut where there is one, else the cut's id."""
-    files = _files_of(cut)
-    return files[0] if files else f"of cut '{cut.id}'"
-
-
-def _is_missing(cut: Cut) -> bool:
-    return any(not Path(file).exists() for file in _files_of(cut))

@@ -1,10 +1,8 @@
 """Answers of a SALM to a whole set of conversations, with what they cost and how right they are."""
 
-import json
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -170,10 +168,3 @@ def _collate(model: 'SALM', conversations: Sequence[Any], formatter: PromptForma
     audios, lens = pad_waveforms(waveforms) if waveforms else (torch.zeros(0, 0), torch.zeros(0, dtype=torch.long))
     device = model.device
     return PromptBatch(input_ids.to(device), token_mask.to(device), audios.to(device), lens.to(device))
-
-
-def write_jsonl(path: Path, rows: Sequence[Any]) -> None:
-    """Write dataclasses or mappings, one JSON object a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(row if isinstance(row, dict) else asdict(row), ensure_ascii=False) for row in rows)
-    path.write_text(''.join(f'{line}\n' for line in lines), encoding='utf-8')

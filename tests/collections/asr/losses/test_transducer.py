@@ -147,14 +147,6 @@ def test_clamp_limits_the_gradient_of_every_logit():
 
 
 @pytest.mark.parametrize(
-    'reduction, expected',
-    [('sum', 9.0), ('mean', (6 / 3 + 3 / 1) / 2), ('mean_batch', 4.5), ('mean_volume', 9 / 4)],
-)
-def test_reductions_are_nemos(reduction, expected):
-    assert float(transducer._REDUCTIONS[reduction](torch.tensor([6.0, 3.0]), torch.tensor([3, 1]))) == expected
-
-
-@pytest.mark.parametrize(
     'keys, message',
     [
         ({'durations': [0]}, 'loss.durations: expected ascending'),

@@ -168,4 +168,4 @@ def test_character_model_needs_no_tokenizer(tmp_path, clips):
     text = texts(model, clips[0])[0]
     assert text and set(text) <= set(labels)
     with pytest.raises(ConfigError, match='labels: missing'):
-        nemo_asr.models.ASRModel.restore_from(changed(tmp_path / 'char.nemo', tmp_path, labels=None))
+        nemo_asr.models.ASRModel.restore_from(changed(tmp_path / 'char.nemo', tmp_path, labels=None, decoder={}))

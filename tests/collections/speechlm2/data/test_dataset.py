@@ -10,10 +10,11 @@ import torch
 from lhotse import CutSet, Recording
 
 from nemo_speech.collections.common.data.conversation import AudioTurn, NeMoMultimodalConversation, TextTurn
+from nemo_speech.collections.common.data.cut_audio import load_mono
 from nemo_speech.collections.common.data.recordings import unopened_cut
 from nemo_speech.collections.common.prompts import PromptFormatter
 from nemo_speech.collections.common.tokenizers import AutoTokenizer
-from nemo_speech.collections.speechlm2.data.dataset import SALMDataset, load_mono
+from nemo_speech.collections.speechlm2.data.dataset import SALMDataset
 from nemo_speech.core.errors import AudioError, ConfigError, DataError
 
 TOKENIZERS = Path(__file__).parents[2] / 'common' / 'prompts' / 'tokenizers'
