@@ -5,6 +5,8 @@ A NeMo name that is not here is an error that names it (`core.instantiate`).
 
 _ASR = 'nemo.collections.asr.modules'
 _PERCEPTION = 'nemo.collections.speechlm2.modules.perception'
+_LOSSES = 'nemo.collections.common.losses'
+_OUR_LOSSES = 'nemo_speech.collections.asr.losses.smoothed_cross_entropy'
 _OUR_ASR = 'nemo_speech.collections.asr.modules'
 _OUR_SPEECHLM2 = 'nemo_speech.collections.speechlm2.modules'
 _SCHEDULERS = (
@@ -35,6 +37,7 @@ _ASR_MODELS = {
     'EncDecRNNTBPEModel': 'rnnt_bpe_models',
     'EncDecHybridRNNTCTCModel': 'hybrid_rnnt_ctc_models',
     'EncDecHybridRNNTCTCBPEModel': 'hybrid_rnnt_ctc_bpe_models',
+    'EncDecMultiTaskModel': 'aed_multitask_models',
 }
 
 # NeMo dotted name -> ours. The first NeMo name of a class is the one written into files for NeMo.
@@ -48,6 +51,10 @@ NEMO_TARGETS: dict[str, str] = {
     f'{_ASR}.ConvASRDecoder': f'{_OUR_ASR}.ConvASRDecoder',
     f'{_ASR}.RNNTDecoder': f'{_OUR_ASR}.RNNTDecoder',
     f'{_ASR}.RNNTJoint': f'{_OUR_ASR}.RNNTJoint',
+    f'{_ASR}.transformer.get_nemo_transformer': f'{_OUR_ASR}.TransformerDecoderNM',
+    'nemo.collections.asr.parts.submodules.token_classifier.TokenClassifier': f'{_OUR_ASR}.TokenClassifier',
+    f'{_LOSSES}.smoothed_cross_entropy.SmoothedCrossEntropyLoss': f'{_OUR_LOSSES}.SmoothedCrossEntropyLoss',
+    f'{_LOSSES}.SmoothedCrossEntropyLoss': f'{_OUR_LOSSES}.SmoothedCrossEntropyLoss',
     **{
         f'nemo.collections.asr.models.{home}{name}': f'nemo_speech.collections.asr.models.{name}'
         for name, module in _ASR_MODELS.items()

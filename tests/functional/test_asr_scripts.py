@@ -11,18 +11,33 @@ import pytest
 import torch
 
 import nemo_speech.collections.asr as nemo_asr
-from nemo_speech.collections.asr.experiment import ASRTrainConfig
+from nemo_speech.collections.asr.experiment import ASRTrainConfig, MultiTaskTrainConfig
 from nemo_speech.core.config import build_config
 from nemo_speech.core.errors import ConfigError
-from tests.collections.asr.tiny import CLASSES, asr_config, make_clips, make_tokenizer
+from tests.collections.asr.tiny import (
+    AED,
+    CLASSES,
+    aed_config,
+    asr_config,
+    make_clips,
+    make_special_tokenizer,
+    make_tokenizer,
+)
 
 REPO = Path(__file__).resolve().parents[2]
-SCRIPTS = {'ctc': 'speech_to_text_ctc', 'tdt': 'speech_to_text_rnnt', 'hybrid': 'speech_to_text_hybrid'}
+SCRIPTS = {
+    'ctc': 'speech_to_text_ctc',
+    'tdt': 'speech_to_text_rnnt',
+    'hybrid': 'speech_to_text_hybrid',
+    'aed': 'speech_to_text_aed',
+}
 
 
 @pytest.fixture(scope='module')
 def tokenizer_dir(tmp_path_factory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp('tokenizer'), 40)
+    root = tmp_path_factory.mktemp('tokenizer')
+    make_special_tokenizer(root / 'spl')
+    return make_tokenizer(root, 40)
 
 
 @pytest.fixture(scope='module')
@@ -33,7 +48,8 @@ def manifest(tmp_path_factory) -> Path:
 def experiment(kind: str, tokenizer_dir: Path, manifest: Path, log_dir: Path, max_steps: int) -> dict[str, Any]:
     """A run with everything that draws random numbers."""
     data = {'manifest_filepath': str(manifest), 'batch_size': 4}
-    model = asr_config(kind, tokenizer_dir)
+    is_aed = kind == 'aed'
+    model = aed_config(tokenizer_dir, tokenizer_dir.parent / 'spl') if is_aed else asr_config(kind, tokenizer_dir)
     model['encoder'] |= {'dropout': 0.1}
     model |= {
         'train_ds': {**data, 'shuffle': True, 'seed': 1, 'shard_seed': 1},
@@ -72,7 +88,8 @@ def experiment(kind: str, tokenizer_dir: Path, manifest: Path, log_dir: Path, ma
 
 def run(kind: str, config: dict[str, Any]) -> None:
     script = runpy.run_path(str(REPO / 'examples' / 'asr' / f'{SCRIPTS[kind]}.py'))
-    script['main'](build_config(ASRTrainConfig, config))
+    schema = MultiTaskTrainConfig if kind == 'aed' else ASRTrainConfig
+    script['main'](build_config(schema, config))
 
 
 def weights(log_dir: Path) -> dict[str, torch.Tensor]:
@@ -88,7 +105,7 @@ def test_three_steps_and_three_after_a_stop_equal_six(kind, tokenizer_dir, manif
     ours, theirs = weights(tmp_path / 'run'), weights(tmp_path / 'straight')
     assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
     straight = tmp_path / 'straight'
-    assert (straight / f'{CLASSES[kind]}.nemo').is_file()
+    assert (straight / f'{(CLASSES | {"aed": AED})[kind]}.nemo').is_file()
     logged = next(straight.rglob('metrics.csv')).read_text()
     assert all(name in logged for name in ('train_loss', 'val_loss', 'val_wer', 'val_cer', 'learning_rate'))
     rows = [json.loads(line) for line in (straight / 'val_default.jsonl').read_text().splitlines()]

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+import nemo_speech.collections.asr as nemo_asr
 from nemo_speech.collections.speechlm2 import SALM, SALMTrainConfig
 from nemo_speech.core.config import build_config
 from nemo_speech.core.schema import schema_has_key
-from tests.collections.asr.tiny import make_clips
+from tests.collections.asr.tiny import aed_config, make_clips, make_special_tokenizer, make_tokenizer
 from tests.tiny import make_tiny_cuts, make_tiny_llm, salm_config, save_tiny_asr
 
 REPO = Path(__file__).resolve().parents[2]
@@ -33,6 +34,8 @@ def workplace(tmp_path_factory) -> Path:
     make_tiny_cuts(directory, num_clips=3)
     SALM(salm_config(make_tiny_llm(directory / 'llm'))).save_pretrained(directory / 'run' / 'hf')
     save_tiny_asr(directory / 'asr.nemo')
+    canary = aed_config(make_tokenizer(directory, 40), make_special_tokenizer(directory / 'spl'))
+    nemo_asr.models.EncDecMultiTaskModel(canary).save_to(directory / 'canary.nemo')
     return directory
 
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_speech.collections.asr.models.config import ASRConfig, FinetuneModelConfig
+from nemo_speech.collections.asr.models.config import ASRConfig, FinetuneModelConfig, MultiTaskConfig
 from nemo_speech.core.errors import ConfigError
 from nemo_speech.lightning.trainer import TrainerConfig
 from nemo_speech.utils.exp_manager import ExpManagerConfig
 from nemo_speech.utils.jsonl import write_jsonl
 from nemo_speech.utils.logging import get_logger
 
-__all__ = ['ASRFinetuneConfig', 'ASRTrainConfig', 'train']
+__all__ = ['ASRFinetuneConfig', 'ASRTrainConfig', 'MultiTaskTrainConfig', 'train']
 
 logger = get_logger(__name__)
 NUM_WORST = 5
@@ -49,6 +49,13 @@ class ASRTrainConfig(RunConfig):
 
 
 @dataclass(kw_only=True)
+class MultiTaskTrainConfig(RunConfig):
+    """The whole of a training run from scratch, of an attention encoder-decoder model."""
+
+    model: MultiTaskConfig
+
+
+@dataclass(kw_only=True)
 class ASRFinetuneConfig(RunConfig):
     """The whole of a fine-tuning run.
 
@@ -72,14 +79,11 @@ def train(trainer: Any, model: Any, log_dir: Path, on_audio_error: str = 'raise'
     Raises:
         ConfigError: A data section is wrong.
     """
-    from nemo_speech.collections.asr.data import LhotseSpeechToTextBpeDataset
     from nemo_speech.collections.common.data.datamodule import DataConfig, DataModule
 
     if model.cfg.train_ds is None:
         raise ConfigError('model.train_ds: missing; training needs data')
-    dataset = LhotseSpeechToTextBpeDataset(
-        model.tokenizer, sample_rate=model.sampling_rate, on_audio_error=on_audio_error  # type: ignore[arg-type]
-    )
+    dataset = model.make_dataset(on_audio_error=on_audio_error)
     sections = DataConfig(train_ds=model.cfg.train_ds, validation_ds=model.cfg.validation_ds)
     datamodule = DataModule(sections, tokenizer=model.tokenizer, dataset=dataset, section='model')
     model.freeze_parameters()

@@ -19,6 +19,7 @@ CLASSES = {
     'hybrid': 'EncDecHybridRNNTCTCBPEModel',
     'hybrid_tdt': 'EncDecHybridRNNTCTCBPEModel',
 }
+AED = 'EncDecMultiTaskModel'
 _ASR = 'nemo.collections.asr.modules'
 _CTC = {'_target_': f'{_ASR}.ConvASRDecoder'}
 DURATIONS = [0, 1, 2, 3]
@@ -32,6 +33,43 @@ def make_tokenizer(root: Path, vocab_size: int) -> Path:
     arguments = [f'--data_file={root}/texts.txt', f'--data_root={root}', f'--vocab_size={vocab_size}']
     subprocess.run([sys.executable, script, *arguments, '--spe_type=bpe'], check=True, capture_output=True)
     return root / f'tokenizer_spe_bpe_v{vocab_size}'
+
+
+def make_special_tokenizer(root: Path) -> Path:
+    """The special tokens of Canary prompts, by the script."""
+    script = REPO / 'scripts/tokenizers/build_canary_special_tokenizer.py'
+    command = [sys.executable, script, root, '--langs', 'en', 'de']
+    subprocess.run(command, check=True, capture_output=True)
+    return root
+
+
+def aed_config(tokenizer_dir: Path, special_dir: Path, **keys: Any) -> dict[str, Any]:
+    """The `model` section of a Canary of two small layers on each side."""
+    config = asr_config('ctc', tokenizer_dir)
+    del config['decoder']
+    tokenizers = {'spl_tokens': special_dir, 'en': tokenizer_dir, 'de': tokenizer_dir}
+    decoder = {
+        **{'max_sequence_length': 128, 'hidden_size': 32, 'inner_size': 64, 'num_layers': 2},
+        **{'num_attention_heads': 2},
+    }
+    return {
+        **config,
+        'prompt_format': 'canary2',
+        'tokenizer': {
+            'type': 'agg',
+            'langs': {lang: {'dir': str(directory), 'type': 'bpe'} for lang, directory in tokenizers.items()},
+            'custom_tokenizer': {
+                '_target_': 'nemo.collections.common.tokenizers.canary_tokenizer.CanaryTokenizer',
+                'tokenizers': None,
+            },
+        },
+        'transf_decoder': {'_target_': f'{_ASR}.transformer.get_nemo_transformer', 'config_dict': decoder},
+        'head': {
+            '_target_': 'nemo.collections.asr.parts.submodules.token_classifier.TokenClassifier',
+            'hidden_size': 32,
+        },
+        **keys,
+    }
 
 
 def make_clips(root: Path, num_clips: int = 12) -> Path:

@@ -17,7 +17,9 @@ from nemo_speech.utils.logging import get_logger
 if TYPE_CHECKING:
     from lhotse.cut import Cut
 
-__all__ = ['LhotseSpeechToTextBpeDataset']
+    from nemo_speech.collections.asr.prompts import CanaryPrompt
+
+__all__ = ['LhotseSpeechToTextBpeDataset', 'PromptedAudioToTextLhotseDataset']
 
 logger = get_logger(__name__)
 
@@ -86,8 +88,9 @@ class LhotseSpeechToTextBpeDataset(torch.utils.data.Dataset):
             logger.warning('all %d utterances of a batch were dropped; it is None', num_dropped)
             return None
         texts = [_text(cut) for cut in kept]
-        tokens = [torch.tensor(self._ids(text), dtype=torch.int64) for text in texts]
+        tokens = [torch.tensor(self._ids(cut, text), dtype=torch.int64) for cut, text in zip(kept, texts)]
         return {
+            **self._extras(kept),
             'audios': pad_sequence(audios, batch_first=True),
             'audio_lens': torch.tensor([len(audio) for audio in audios]),
             'tokens': pad_sequence(tokens, batch_first=True),
@@ -97,8 +100,16 @@ class LhotseSpeechToTextBpeDataset(torch.utils.data.Dataset):
             'num_dropped': num_dropped,
         }
 
-    def _ids(self, text: str) -> Sequence[int]:
-        unknown = Counter(self.tokenizer.unknown_in(text))
+    def _extras(self, cuts: Sequence[Cut]) -> dict[str, Any]:
+        """More of the batch."""
+        return {}
+
+    def _ids(self, cut: Cut, text: str) -> list[int]:
+        self._report_unknown(self.tokenizer.unknown_in(text), text)
+        return self.tokenizer.text_to_ids(text)
+
+    def _report_unknown(self, pieces: Sequence[str], text: str) -> None:
+        unknown = Counter(pieces)
         new = unknown.keys() - self._unknown.keys()
         self._unknown += unknown
         if new:
@@ -107,7 +118,33 @@ class LhotseSpeechToTextBpeDataset(torch.utils.data.Dataset):
                 ', '.join(map(repr, sorted(new))),
                 text,
             )
-        return self.tokenizer.text_to_ids(text)
+
+
+class PromptedAudioToTextLhotseDataset(LhotseSpeechToTextBpeDataset):
+    """As its base; `tokens` are prompt, text and end, and `prompt_lens [B]` tells where the text begins.
+
+    What a prompt asks for is read from fields of the cut or its supervision (`source_lang`, `target_lang`, `pnc`...);
+    the language of the text is `target_lang`.
+    """
+
+    def __init__(self, tokenizer: Any, prompt: CanaryPrompt, **options: Any) -> None:
+        """
+        Args:
+            tokenizer: `CanaryTokenizer`.
+            prompt: Encodes what is asked for.
+            **options: Of the base.
+        """
+        super().__init__(tokenizer, **options)
+        self.prompt = prompt
+
+    def _extras(self, cuts: Sequence[Cut]) -> dict[str, Any]:
+        return {'prompt_lens': torch.tensor([len(self.prompt.encode(self.prompt.slots_of(cut))) for cut in cuts])}
+
+    def _ids(self, cut: Cut, text: str) -> list[int]:
+        slots = self.prompt.slots_of(cut)
+        lang = self.prompt.target_lang(slots)
+        self._report_unknown(self.tokenizer.unknown_in(text, lang), text)
+        return [*self.prompt.encode(slots), *self.tokenizer.text_to_ids(text, lang), self.tokenizer.eos_id]
 
 
 def _text(cut: Cut) -> str:

@@ -8,6 +8,7 @@ _HOMES = {
     'EncDecCTCModelBPE': 'ctc_models',
     'EncDecHybridRNNTCTCBPEModel': 'hybrid_models',
     'EncDecHybridRNNTCTCModel': 'hybrid_models',
+    'EncDecMultiTaskModel': 'aed_models',
     'EncDecRNNTBPEModel': 'rnnt_models',
     'EncDecRNNTModel': 'rnnt_models',
 }

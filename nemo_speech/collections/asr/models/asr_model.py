@@ -1,10 +1,10 @@
 """What every ASR model shares: archives, features and encoder, transcription."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ from nemo_speech.core.instantiate import instantiate
 from nemo_speech.core.model import ModelPT, Optimization
 from nemo_speech.utils.logging import get_logger
 
+if TYPE_CHECKING:
+    from nemo_speech.collections.asr.data import LhotseSpeechToTextBpeDataset
+
 logger = get_logger(__name__)
 
 
@@ -45,7 +48,7 @@ class ASRModel(ModelPT):
         ModelNotFoundError: There is no tokenizer in `cfg.tokenizer.dir`.
     """
 
-    config_class = ASRConfig
+    config_class: type[ASRConfig] = ASRConfig
     cfg: ASRConfig
     chars_as_lists = False
 
@@ -124,18 +127,9 @@ class ASRModel(ModelPT):
             AudioError: An input cannot be read, and `on_audio_error` is `raise`.
             ValueError: `batch_size` is below 1.
         """
-        if batch_size < 1:
-            raise ValueError(f'batch_size={batch_size}: expected at least 1.')
-        results, waveforms = self._read(audio, sample_rate, on_audio_error)
-        order = sorted(waveforms, key=lambda i: len(waveforms[i]), reverse=True)
-        wants_times = bool(self.decoding.compute_timestamps) if timestamps is None else timestamps
-        with self._evaluation.of(self), _progress(waveforms, self.sampling_rate, verbose) as bar:
-            for first in range(0, len(order), batch_size):
-                chosen = order[first : first + batch_size]
-                for i, tokens in zip(chosen, self._transcribe_batch([waveforms[i] for i in chosen])):
-                    self._fill(results[i], tokens, wants_times)
-                bar.update(round(sum(len(waveforms[i]) for i in chosen) / self.sampling_rate, 1))
-        return results
+        return self._transcribe(
+            list(list_sources(audio)), batch_size, timestamps, sample_rate, on_audio_error, verbose
+        )
 
     def change_decoding_strategy(self, decoding_cfg: DecodingConfig | Mapping[str, Any]) -> None:
         """Decode another way from now on.
@@ -143,14 +137,42 @@ class ASRModel(ModelPT):
         Raises:
             ConfigError: A key or value is wrong or not supported; nothing has changed then.
         """
-        self.cfg.decoding = build_config(DecodingConfig, decoding_cfg, path='decoding')
+        self.cfg.decoding = build_config(type(self.cfg.decoding), decoding_cfg, path='decoding')
+
+    def _transcribe(
+        self,
+        sources: Sequence[Any],
+        batch_size: int,
+        timestamps: bool | None,
+        sample_rate: int | None,
+        on_audio_error: str,
+        verbose: bool,
+        decode: Callable[[Tensor, Tensor, Sequence[Any]], list[DecodedTokens]] | None = None,
+    ) -> list[Hypothesis]:
+        """See `transcribe`; `decode` gives the tokens of frames `[B, D, T]` of some sources; None: `decode_tokens`."""
+        if batch_size < 1:
+            raise ValueError(f'batch_size={batch_size}: expected at least 1.')
+        results, waveforms = self._read(sources, sample_rate, on_audio_error)
+        order = sorted(waveforms, key=lambda i: len(waveforms[i]), reverse=True)
+        wants_times = bool(self.decoding.compute_timestamps) if timestamps is None else timestamps
+        progress = _progress(waveforms, self.sampling_rate, verbose)
+        with torch.inference_mode(), self._evaluation.of(self), progress as bar:
+            for first in range(0, len(order), batch_size):
+                chosen = order[first : first + batch_size]
+                encoded = self._encode_batch([waveforms[i] for i in chosen])
+                some = [sources[i] for i in chosen]
+                rows = self.decode_tokens(*encoded) if decode is None else decode(*encoded, some)
+                for i, tokens in zip(chosen, rows):
+                    self._fill(results[i], tokens, wants_times)
+                bar.update(round(sum(len(waveforms[i]) for i in chosen) / self.sampling_rate, 1))
+        return results
 
     def _read(
-        self, audio: Any, sample_rate: int | None, on_audio_error: str
+        self, sources: Sequence[Any], sample_rate: int | None, on_audio_error: str
     ) -> tuple[list[Hypothesis], dict[int, Tensor]]:
         results: list[Hypothesis] = []
         waveforms: dict[int, Tensor] = {}
-        for item, source in enumerate(list_sources(audio)):
+        for item, source in enumerate(sources):
             try:
                 waveforms[item] = read_source(source, self.sampling_rate, sample_rate)
                 results.append(Hypothesis('', length=len(waveforms[item]) / self.sampling_rate))
@@ -164,11 +186,10 @@ class ASRModel(ModelPT):
             logger.warning('%d of %d inputs could not be read; the first: %s', num_failed, len(results), first)
         return results, waveforms
 
-    @torch.inference_mode()
-    def _transcribe_batch(self, waveforms: Sequence[Tensor]) -> list[DecodedTokens]:
+    def _encode_batch(self, waveforms: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         lens = torch.tensor([len(waveform) for waveform in waveforms], device=self.device)
         padded = torch.nn.utils.rnn.pad_sequence(list(waveforms), batch_first=True).to(self.device)
-        return self.decode_tokens(*self.encode(padded, lens))
+        return self.encode(padded, lens)
 
     def _fill(self, result: Hypothesis, tokens: DecodedTokens, wants_times: bool) -> None:
         result.text = self.tokenizer.ids_to_text(tokens.ids)
@@ -190,14 +211,24 @@ class ASRModel(ModelPT):
         """`optim` with its `sched`, as NeMo's ASR configurations have them."""
         return super().optimization() if self.cfg.optim is None else nemo_optimization(self.cfg.optim)
 
-    def compute_loss(self, encoded: Tensor, lens: Tensor, tokens: Tensor, token_lens: Tensor) -> dict[str, Tensor]:
-        """Losses of frames `[B, D, T]` against tokens `[B, U]`: `loss`, which is trained, and its parts by name."""
+    def make_dataset(self, **options: Any) -> 'LhotseSpeechToTextBpeDataset':
+        """What collates its batches; `options` are the dataset's."""
+        from nemo_speech.collections.asr.data import LhotseSpeechToTextBpeDataset
+
+        return LhotseSpeechToTextBpeDataset(self.tokenizer, sample_rate=self.sampling_rate, **options)
+
+    def compute_loss(self, encoded: Tensor, lens: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Losses of frames `[B, D, T]` against the tokens of their batch: `loss`, which is trained, and its parts."""
         raise NotImplementedError
+
+    def decode_batch(self, encoded: Tensor, lens: Tensor, batch: Mapping[str, Any]) -> list[DecodedTokens]:
+        """As `decode_tokens`, of frames that belong to a batch of the dataset."""
+        return self.decode_tokens(encoded, lens)
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> dict[str, Tensor]:
         """One step on a batch of `LhotseSpeechToTextBpeDataset`."""
         encoded, lens = self.encode(batch['audios'], batch['audio_lens'])
-        losses = self.compute_loss(encoded, lens, batch['tokens'], batch['token_lens'])
+        losses = self.compute_loss(encoded, lens, batch)
         self._num_too_short = self._num_too_short + losses.pop('num_too_short', 0)
         if self._trainer is not None:
             self._log_step(batch, losses)

@@ -1,12 +1,10 @@
 """`model_config.yaml` of NeMo's CTC, transducer and hybrid models as dataclasses."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from nemo_speech.collections.asr.decoding.timestamps import TimestampRules
 from nemo_speech.core.model import ModelConfig
-
-_GREEDY = ('greedy', 'greedy_batch')
 
 
 @dataclass(kw_only=True)
@@ -34,9 +32,13 @@ class DecodingConfig(TimestampRules):
     batch_dim_index: int = 0
     temperature: float = 1.0
 
+    strategies: ClassVar[tuple[str, ...]] = ('greedy', 'greedy_batch')
+
     def __post_init__(self) -> None:
-        if self.strategy not in _GREEDY:
-            raise ValueError(f'strategy: {self.strategy!r} is not supported yet; expected {" or ".join(_GREEDY)}.')
+        if self.strategy not in self.strategies:
+            raise ValueError(
+                f'strategy: {self.strategy!r} is not supported yet; expected {" or ".join(self.strategies)}.'
+            )
         if self.big_blank_durations:
             raise ValueError('big_blank_durations: multi-blank models are not supported.')
         if self.greedy.get('ngram_lm_model') or (self.greedy.get('boosting_tree') or {}).get('model_path'):
@@ -90,6 +92,65 @@ class ASRConfig(ModelConfig):
     test_ds: dict[str, Any] | None = None
     target: str | None = None
     nemo_version: str | None = None
+
+
+@dataclass(kw_only=True)
+class BeamConfig:
+    """The `beam` section of an attention decoder.
+
+    Attributes:
+        beam_size: Hypotheses; 1 is greedy decoding.
+        len_pen: See `BeamSearch`.
+        max_generation_delta: Most tokens of prompt and answer beyond the encoder's frames; -1: as many as the decoder
+            has positions.
+    """
+
+    beam_size: int = 1
+    search_type: str = 'default'
+    len_pen: float = 0.0
+    max_generation_delta: int = -1
+    return_best_hypothesis: bool = True
+    preserve_alignments: bool = False
+    ngram_lm_model: str | None = None
+    ngram_lm_alpha: float = 0.0
+    boosting_tree: dict[str, Any] | None = None
+    boosting_tree_alpha: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.beam_size < 1:
+            raise ValueError(f'beam_size: expected 1 or more, got {self.beam_size}.')
+        if self.ngram_lm_model or (self.boosting_tree or {}).get('model_path'):
+            raise ValueError('n-gram and phrase fusion are not supported yet; leave their models null.')
+
+
+@dataclass(kw_only=True)
+class MultiTaskDecodingConfig(DecodingConfig):
+    """The `decoding` section of an attention encoder-decoder model."""
+
+    strategies: ClassVar[tuple[str, ...]] = ('greedy', 'greedy_batch', 'beam')
+    strategy: str = 'beam'
+    beam: BeamConfig = field(default_factory=BeamConfig)  # type: ignore[assignment]
+    return_best_hypothesis: bool = True
+    return_xattn_scores: bool = False
+
+
+@dataclass(kw_only=True)
+class MultiTaskConfig(ASRConfig):
+    """The configuration of an attention encoder-decoder model (Canary)."""
+
+    decoder: dict[str, Any] = field(default_factory=dict)
+    """Not of these models."""
+    prompt_format: str
+    prompt_defaults: list[dict[str, Any]] = field(default_factory=list)
+    """Turns `{role, slots}`; those of `user` are what a request leaves out."""
+    transf_encoder: dict[str, Any] | None = None
+    transf_decoder: dict[str, Any]
+    head: dict[str, Any]
+    decoding: MultiTaskDecodingConfig = field(default_factory=MultiTaskDecodingConfig)  # type: ignore[assignment]
+    label_smoothing: float = 0.0
+    use_loss_mask_for_prompt: bool = False
+    multitask_metrics_cfg: dict[str, Any] | None = None
+    restore_timestamps_model: bool = True
 
 
 @dataclass(kw_only=True)

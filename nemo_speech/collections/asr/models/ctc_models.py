@@ -1,5 +1,8 @@
 """CTC models (Graves et al., 2006, https://doi.org/10.1145/1143844.1143891)."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from nemo_speech.collections.asr.decoding.greedy import DecodedTokens, greedy_ctc
@@ -28,7 +31,8 @@ class EncDecCTCModel(ASRModel):
     def decode_tokens(self, encoded: Tensor, lens: Tensor) -> list[DecodedTokens]:
         return greedy_ctc(self.decoder(encoder_output=encoded), lens, self.tokenizer.vocab_size)
 
-    def compute_loss(self, encoded: Tensor, lens: Tensor, tokens: Tensor, token_lens: Tensor) -> dict[str, Tensor]:
+    def compute_loss(self, encoded: Tensor, lens: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        tokens, token_lens = batch['tokens'], batch['token_lens']
         return {
             'loss': self.loss(self.decoder(encoder_output=encoded), tokens, lens, token_lens),
             'num_too_short': num_too_short(tokens, lens, token_lens),

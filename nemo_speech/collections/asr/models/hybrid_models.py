@@ -48,8 +48,9 @@ class EncDecHybridRNNTCTCModel(EncDecRNNTModel):
             return super().decode_tokens(encoded, lens)
         return greedy_ctc(self.ctc_decoder(encoder_output=encoded), lens, self.tokenizer.vocab_size)
 
-    def compute_loss(self, encoded: Tensor, lens: Tensor, tokens: Tensor, token_lens: Tensor) -> dict[str, Tensor]:
-        rnnt_loss = super().compute_loss(encoded, lens, tokens, token_lens)['loss']
+    def compute_loss(self, encoded: Tensor, lens: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        tokens, token_lens = batch['tokens'], batch['token_lens']
+        rnnt_loss = super().compute_loss(encoded, lens, batch)['loss']
         ctc_loss = self.ctc_loss(self.ctc_decoder(encoder_output=encoded), tokens, lens, token_lens)
         weight = self.aux_ctc.ctc_loss_weight
         return {

@@ -1,5 +1,8 @@
 """Transducers: RNN-T and TDT, which is an RNN-T whose loss section names durations."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from nemo_speech.collections.asr.decoding.greedy import DecodedTokens, greedy_transducer
@@ -52,7 +55,8 @@ class EncDecRNNTModel(ASRModel):
         max_symbols = self.cfg.decoding.max_symbols
         return greedy_transducer(self.decoder, self.joint, frames, lens, self.durations, max_symbols)
 
-    def compute_loss(self, encoded: Tensor, lens: Tensor, tokens: Tensor, token_lens: Tensor) -> dict[str, Tensor]:
+    def compute_loss(self, encoded: Tensor, lens: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        tokens, token_lens = batch['tokens'], batch['token_lens']
         predicted, _ = self.decoder(tokens, token_lens)
         frames, predicted = encoded.transpose(1, 2), predicted.transpose(1, 2)
         return {'loss': self.loss.fused(self.joint.logits, frames, predicted, tokens, lens, token_lens)}

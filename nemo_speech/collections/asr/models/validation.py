@@ -63,10 +63,10 @@ class ValidationSets:
             return
         encoded, lens = model.encode(batch['audios'], batch['audio_lens'])
         if model.cfg.compute_eval_loss:
-            loss = model.compute_loss(encoded, lens, batch['tokens'], batch['token_lens'])['loss']
+            loss = model.compute_loss(encoded, lens, batch)['loss']
             totals.loss_sum += float(loss) * len(batch['texts'])
             totals.num_losses += len(batch['texts'])
-        texts = [model.tokenizer.ids_to_text(row.ids) for row in model.decode_tokens(encoded, lens)]
+        texts = [model.tokenizer.ids_to_text(row.ids) for row in model.decode_batch(encoded, lens, batch)]
         durations = (batch['audio_lens'] / model.sampling_rate).tolist()
         totals.utterances += [Utterance(*row) for row in zip(batch['ids'], batch['texts'], texts, durations)]
 

@@ -9,6 +9,8 @@ _HOMES = {
     'RNNTDecoder': 'rnnt',
     'RNNTJoint': 'rnnt',
     'SpectrogramAugmentation': 'spectrogram_augmentation',
+    'TokenClassifier': 'transformer',
+    'TransformerDecoderNM': 'transformer',
 }
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, _HOMES)

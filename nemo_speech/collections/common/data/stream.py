@@ -195,7 +195,7 @@ class BatchStream(IterableDataset):
     def _tokenized(self, cut: Cut) -> Cut:
         if self.tokenizer is not None and self.config.pretokenize:
             for supervision in cut.supervisions:
-                supervision.tokens = self.tokenizer.text_to_ids(supervision.text or '')
+                supervision.tokens = _token_ids(self.tokenizer, supervision)
         return cut
 
     def _load(self, examples: list[Any], previous: list[Any] | None, step: int) -> Any:
@@ -211,6 +211,13 @@ class BatchStream(IterableDataset):
                 "it could be loaded. Check that the audio files exist and can be read."
             )
         return batch
+
+
+def _token_ids(tokenizer: Any, supervision: Any) -> list[int]:
+    text = supervision.text or ''
+    if not hasattr(tokenizer, 'langs'):
+        return tokenizer.text_to_ids(text)
+    return tokenizer.text_to_ids(text, (supervision.custom or {}).get('target_lang') or supervision.language)
 
 
 def open_stream(

@@ -3,7 +3,9 @@
 from nemo_speech.utils.lazy import lazy_exports
 
 _HOMES = {
+    'AggregateTokenizer': 'aggregate_tokenizer',
     'AutoTokenizer': 'auto_tokenizer',
+    'CanaryTokenizer': 'aggregate_tokenizer',
     'CharTokenizer': 'sentencepiece_tokenizer',
     'SentencePieceTokenizer': 'sentencepiece_tokenizer',
     'resolve_pad_id': 'auto_tokenizer',

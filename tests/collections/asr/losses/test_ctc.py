@@ -52,5 +52,6 @@ def test_wrong_reduction_is_named():
 def test_loss_equals_nemos(reference_dir):
     saved = {k: torch.from_numpy(v) for k, v in np.load(reference_dir / 'ctc' / 'expected.npz').items()}
     model = nemo_asr.models.ASRModel.restore_from(reference_dir / 'ctc' / 'model.nemo', map_location='cpu')
-    inputs = saved['encoded'], saved['encoded_lens'], saved['targets'], saved['target_lens']
-    torch.testing.assert_close(model.compute_loss(*inputs)['loss'], saved['loss'], rtol=1e-4, atol=0)
+    batch = {'tokens': saved['targets'], 'token_lens': saved['target_lens']}
+    loss = model.compute_loss(saved['encoded'], saved['encoded_lens'], batch)['loss']
+    torch.testing.assert_close(loss, saved['loss'], rtol=1e-4, atol=0)

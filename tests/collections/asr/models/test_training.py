@@ -70,7 +70,7 @@ def test_hybrid_loss_is_the_weighted_sum_of_both_heads(tokenizer_dir):
     model = make('hybrid', tokenizer_dir).eval()
     data = batch(model.tokenizer.vocab_size)
     encoded, lens = model.encode(data['audios'], data['audio_lens'])
-    out = model.compute_loss(encoded, lens, data['tokens'], data['token_lens'])
+    out = model.compute_loss(encoded, lens, data)
     torch.testing.assert_close(out['loss'], 0.7 * out['train_rnnt_loss'] + 0.3 * out['train_ctc_loss'])
 
 

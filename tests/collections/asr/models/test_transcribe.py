@@ -146,8 +146,8 @@ def changed(archive, tmp_path, **changes):
 
 
 def test_archives_that_cannot_be_run_say_why(archive, tmp_path):
-    wrong = changed(archive, tmp_path, tokenizer={'type': 'agg', 'langs': {}})
-    with pytest.raises(ConfigError, match="m.nemo: tokenizer.type: 'agg' is not supported yet"):
+    wrong = changed(archive, tmp_path, tokenizer={'type': 'wpe'})
+    with pytest.raises(ConfigError, match="m.nemo: tokenizer.type: 'wpe' is not supported yet"):
         nemo_asr.models.ASRModel.restore_from(wrong)
     wrong = changed(archive, tmp_path, tokenizer={'type': 'bpe', 'model_path': '/etc/passwd'})
     with pytest.raises(ConfigError, match='tokenizer.model_path: expected an artifact'):
