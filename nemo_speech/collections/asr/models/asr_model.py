@@ -139,6 +139,21 @@ class ASRModel(ModelPT):
         """
         self.cfg.decoding = build_config(type(self.cfg.decoding), decoding_cfg, path='decoding')
 
+    def change_attention_model(self, self_attention_model: str, att_context_size: Sequence[int] | None = None) -> None:
+        """Let the encoder's frames look otherwise from now on: `rel_pos_local_attn` with `[128, 128]` for long audio.
+
+        Args:
+            self_attention_model: `rel_pos` or `rel_pos_local_attn`; the weights stay.
+            att_context_size: Encoder frames `[before, behind]`; None: all.
+
+        Raises:
+            ConfigError: A value is wrong; nothing has changed then.
+        """
+        self.encoder.change_attention_model(self_attention_model, att_context_size)
+        size = list(att_context_size or (-1, -1))
+        changes = {'self_attention_model': self_attention_model, 'att_context_size': size}
+        self.cfg.encoder = self.cfg.encoder | changes | {'att_context_style': 'regular', 'att_context_probs': None}
+
     def _transcribe(
         self,
         sources: Sequence[Any],

@@ -1,7 +1,7 @@
 """How far a frame of a Conformer may look: NeMo's `att_context_size` and `att_context_style`."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nemo_speech.core.errors import ConfigError
 
+_MODELS = ('rel_pos', 'rel_pos_local_attn', 'abs_pos')
 _STYLES = ('regular', 'chunked_limited')
 
 
@@ -29,20 +30,83 @@ class AttentionContext:
         """Whether every frame sees every frame."""
         return self.left < 0 and self.right < 0
 
-    def allowed(self, num_frames: int, device: torch.device) -> Tensor:
-        """`[T, T]` bool: True where a frame (row) may attend to another (column)."""
-        frames = torch.arange(num_frames, device=device)
-        reach, left, right = frames, self.left, self.right
-        if self.is_chunked and right >= 0:
-            chunk = right + 1
-            reach, left, right = frames // chunk, left // chunk if left >= 0 else -1, 0
-        distance = reach[:, None] - reach  # > 0: the column is earlier
-        allowed = torch.ones(num_frames, num_frames, dtype=torch.bool, device=device)
-        if left >= 0:
+    @property
+    def chunk(self) -> int:
+        """Frames that look equally far; 1 unless chunked."""
+        return self.right + 1 if self.is_chunked and self.right >= 0 else 1
+
+    def allowed(self, queries: range, keys: range, device: torch.device) -> Tensor:
+        """`[Q, K]` bool: True where a frame (row) may attend to another (column)."""
+        chunk = self.chunk
+        left = self.left // chunk
+        right = 0 if chunk > 1 else self.right
+        distance = torch.arange(queries.start, queries.stop, device=device)[:, None] // chunk
+        distance = distance - torch.arange(keys.start, keys.stop, device=device) // chunk  # > 0: the column is earlier
+        allowed = torch.ones(len(queries), len(keys), dtype=torch.bool, device=device)
+        if self.left >= 0:
             allowed &= distance <= left
-        if right >= 0:
+        if self.right >= 0:
             allowed &= distance >= -right
         return allowed
+
+    def reach(self, queries: range, num_frames: int) -> range:
+        """The frames that some of `queries` may attend to."""
+        chunk = self.chunk
+        first = max(0, queries.start // chunk * chunk - self.left) if self.left >= 0 else 0
+        last = (queries.stop - 1) // chunk * chunk + self.right if self.right >= 0 else num_frames - 1
+        return range(first, min(num_frames, last + 1))
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """Some queries and all the keys that they may see."""
+
+    queries: range
+    keys: range
+    allowed_mask: Tensor
+    """`[B, 1, Q, K]` bool: True where query (row) may attend to key (column)."""
+
+
+# Queries that attend at once where there are many frames: as fast as all at once or faster, and with limited context
+# the scores beside the band are never computed.
+_BLOCK_FRAMES = 256
+
+
+@dataclass(frozen=True)
+class AttentionBlocks:
+    """Self-attention of `T` frames a block of queries at a time, so that no `[T, T]` lies in memory.
+
+    Attributes:
+        valid_mask: `[B, T]` bool: False at padding, which attends to nothing and is attended by nothing.
+        context: How far each frame looks.
+    """
+
+    valid_mask: Tensor
+    context: AttentionContext
+
+    def __iter__(self) -> Iterator[AttentionBlock]:
+        num_frames = self.valid_mask.shape[1]
+        for first in range(0, num_frames, self._size):
+            queries = range(first, min(num_frames, first + self._size))
+            keys = self.context.reach(queries, num_frames)
+            valid = self.valid_mask[:, None]
+            mask = valid[:, :, first : queries.stop, None] & valid[:, :, None, keys.start : keys.stop]
+            if not self.context.is_full:
+                mask &= self.context.allowed(queries, keys, mask.device)
+            yield AttentionBlock(queries, keys, mask)
+
+    @property
+    def _size(self) -> int:
+        num_frames = self.valid_mask.shape[1]
+        return num_frames if num_frames <= 2 * _BLOCK_FRAMES else _BLOCK_FRAMES
+
+    @property
+    def num_distances(self) -> int:
+        """Frames as far apart as this, or farther, never meet in a block."""
+        num_frames, context = self.valid_mask.shape[1], self.context
+        if context.left < 0 or context.right < 0:
+            return num_frames
+        return min(num_frames, self._size + context.chunk + max(context.left, context.right))
 
 
 @dataclass(frozen=True)
@@ -60,13 +124,21 @@ class ContextChoice:
 
 
 def read_contexts(
-    size: Sequence[int] | Sequence[Sequence[int]] | None, probs: Sequence[float] | None, style: str
+    model: str,
+    size: Sequence[int] | Sequence[Sequence[int]] | None,
+    probs: Sequence[float] | None,
+    style: str,
 ) -> ContextChoice:
-    """`att_context_size` (a pair, a list of pairs or null), `att_context_probs` and `att_context_style`.
+    """`self_attention_model`, `att_context_size` (a pair, a list of pairs or null), `att_context_probs` and
+    `att_context_style`.
 
     Raises:
         ConfigError: A value is wrong, or a style that is not supported.
     """
+    if model not in _MODELS:
+        raise ConfigError(
+            f'encoder.self_attention_model: {model!r} is not supported yet; only {", ".join(_MODELS)} are'
+        )
     if style not in _STYLES:
         raise ConfigError(f'encoder.att_context_style: {style!r} is not supported yet; only {", ".join(_STYLES)} are')
     given = list(size or [-1, -1])
@@ -74,6 +146,11 @@ def read_contexts(
     for pair in pairs:
         if len(pair) != 2 or not all(isinstance(n, int) and n >= -1 for n in pair):
             raise ConfigError(f'encoder.att_context_size: expected [left, right] frames or -1, got {pair!r}')
+        if model == 'rel_pos_local_attn' and min(pair) < 1:
+            raise ConfigError(
+                'encoder.att_context_size: local attention needs frames before and behind, at least 1 each, '
+                f'got {pair!r}'
+            )
         if style == 'chunked_limited' and pair[0] >= 0 and pair[1] >= 0 and pair[0] % (pair[1] + 1):
             raise ConfigError(
                 f'encoder.att_context_size: left={pair[0]} is no multiple of the chunk of right + 1 = {pair[1] + 1}'

@@ -7,14 +7,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nemo_speech.collections.asr.modules.attention_context import read_contexts, read_conv_context
-from nemo_speech.collections.asr.modules.conformer_layer import ConformerLayer
-from nemo_speech.collections.asr.modules.relative_attention import (
+from nemo_speech.collections.asr.modules.attention import (
+    AttentionKind,
+    MultiHeadAttention,
     RelativePositions,
-    RelPositionMultiHeadAttention,
     zero_pos_biases,
 )
-from nemo_speech.collections.asr.modules.subsampling import ConvSubsampling
+from nemo_speech.collections.asr.modules.attention_context import (
+    AttentionBlocks,
+    read_contexts,
+    read_conv_context,
+)
+from nemo_speech.collections.asr.modules.conformer_layer import ConformerLayer
+from nemo_speech.collections.asr.modules.subsampling import ConvSubsampling, StackingSubsampling, make_subsampling
 from nemo_speech.core.errors import ConfigError
 
 
@@ -31,7 +36,7 @@ class EncoderOutput:
 
 
 class ConformerEncoder(nn.Module):
-    """Subsampling, relative positions and a stack of Conformer blocks.
+    """Subsampling, positions and a stack of Conformer blocks.
 
     Takes NeMo's keys; FastConformer is `subsampling=dw_striding, subsampling_factor=8`. With `subsampling_factor=1` a
     Linear stands in for the convolutions, as in a modality adapter. `use_pytorch_sdpa*`, `pos_emb_max_len`,
@@ -43,8 +48,8 @@ class ConformerEncoder(nn.Module):
         subsampling_factor: Feature frames in an output frame.
 
     Raises:
-        ConfigError: A value is invalid, or names an option that is not supported: local attention, absolute
-            positions, right context in chunks, reduction, other subsamplings or norms.
+        ConfigError: A value is invalid, or names an option that is not supported: right context in chunks, reduction,
+            subsampling by one-dimensional convolutions, instance norm.
     """
 
     def __init__(
@@ -93,10 +98,8 @@ class ConformerEncoder(nn.Module):
         super().__init__()
         _refuse_unsupported(
             reduction=reduction,
-            self_attention_model=self_attention_model,
             att_chunk_context_size=att_chunk_context_size,
             conv_context_style=conv_context_style,
-            global_tokens=global_tokens,
         )
         if n_layers < 1:
             raise ConfigError(f'encoder.n_layers: expected 1 or more, got {n_layers}')
@@ -109,13 +112,25 @@ class ConformerEncoder(nn.Module):
         self.layer_drop_probs = _layer_drop_probs(
             n_layers, stochastic_depth_drop_prob, stochastic_depth_mode, stochastic_depth_start_layer
         )
-        self.att_contexts = read_contexts(att_context_size, att_context_probs, att_context_style)
+        self.att_contexts = read_contexts(self_attention_model, att_context_size, att_context_probs, att_context_style)
+        if global_tokens and self_attention_model != 'rel_pos_local_attn':
+            raise ConfigError(
+                f'encoder.global_tokens: {global_tokens} have no effect with {self_attention_model}, which sees all; '
+                'set it to 0'
+            )
+        attention = AttentionKind(
+            is_relative=self_attention_model != 'abs_pos',
+            global_tokens=global_tokens,
+            global_tokens_spacing=global_tokens_spacing,
+            global_attn_separate=global_attn_separate,
+        )
+        self.is_relative = attention.is_relative
         self.positions = RelativePositions(d_model)
         self.dropout_pre_encoder = nn.Dropout(dropout_pre_encoder)
         self.dropout_emb = nn.Dropout(dropout_emb)
         if subsampling_factor > 1:
             channels = d_model if subsampling_conv_channels == -1 else subsampling_conv_channels
-            self.pre_encode: ConvSubsampling | nn.Linear = ConvSubsampling(
+            self.pre_encode: ConvSubsampling | StackingSubsampling | nn.Linear = make_subsampling(
                 subsampling, subsampling_factor, feat_in, d_model, channels, causal_downsampling
             )
         else:
@@ -125,7 +140,7 @@ class ConformerEncoder(nn.Module):
             ConformerLayer(
                 d_model=d_model,
                 d_ff=d_model * ff_expansion_factor,
-                self_attn=RelPositionMultiHeadAttention(d_model, n_heads, dropout_att, use_bias, shared_biases),
+                self_attn=MultiHeadAttention(d_model, n_heads, dropout_att, use_bias, shared_biases, attention),
                 conv_kernel_size=conv_kernel_size,
                 conv_norm_type=conv_norm_type,
                 dropout=dropout,
@@ -137,9 +152,27 @@ class ConformerEncoder(nn.Module):
         self.out_proj = nn.Linear(d_model, feat_out) if feat_out > 0 and feat_out != d_model else None
         self.d_model = feat_out if feat_out > 0 else d_model
 
+    def change_attention_model(self, self_attention_model: str, att_context_size: Sequence[int] | None = None) -> None:
+        """Let frames look otherwise from now on; the weights stay.
+
+        Args:
+            self_attention_model: `rel_pos_local_attn`: in a window, with time and memory linear in the length;
+                `rel_pos`.
+            att_context_size: Frames `[before, behind]`; None: all.
+
+        Raises:
+            ConfigError: A value is wrong; nothing has changed then.
+        """
+        if (self_attention_model == 'abs_pos') == self.is_relative:
+            raise ConfigError(
+                f'self_attention_model: {self_attention_model!r} has other weights than this model; '
+                f'expected rel_pos or rel_pos_local_attn, of a model that was trained with one of them'
+            )
+        self.att_contexts = read_contexts(self_attention_model, att_context_size, None, 'regular')
+
     def num_output_frames(self, num_frames: Tensor) -> Tensor:
         """Output frames for `num_frames` feature frames, elementwise, int64."""
-        if isinstance(self.pre_encode, ConvSubsampling):
+        if not isinstance(self.pre_encode, nn.Linear):
             num_frames = self.pre_encode.num_output_frames(num_frames)
         return num_frames.to(torch.int64)
 
@@ -165,30 +198,26 @@ class ConformerEncoder(nn.Module):
         if any(not 0 <= layer_id < len(self.layers) for layer_id in layer_ids):
             raise ValueError(f'expected layer ids in 0..{len(self.layers) - 1}, got {list(layer_ids)}')
         feat_lens = feat_lens.to(feats.device, torch.int64)
-        if isinstance(self.pre_encode, ConvSubsampling):
-            x, lens = self.pre_encode(feats, feat_lens)
-        else:
+        if isinstance(self.pre_encode, nn.Linear):
             x, lens = self.pre_encode(feats), feat_lens
+        else:
+            x, lens = self.pre_encode(feats, feat_lens)
         if self.xscale is not None:
             x = x * self.xscale
+        if not self.is_relative:
+            x = x + self.dropout_emb(self.positions.absolute(x.shape[1], like=x))
         x = self.dropout_pre_encoder(x)
-        pos_emb = self.dropout_emb(self.positions(x.shape[1], like=x))
-        x, layers = self._run_layers(x, pos_emb, lens, set(layer_ids))
+        x, layers = self._run_layers(x, lens, set(layer_ids))
         return EncoderOutput(x, lens, [layers[layer_id] for layer_id in layer_ids])
 
-    def _run_layers(
-        self, x: Tensor, pos_emb: Tensor, lens: Tensor, wanted: set[int]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+    def _run_layers(self, x: Tensor, lens: Tensor, wanted: set[int]) -> tuple[Tensor, dict[int, Tensor]]:
         valid_mask = torch.arange(x.shape[1], device=x.device) < lens[:, None]
-        # Padding attends to nothing, so that it stays finite and the same whatever it holds.
-        allowed_mask = valid_mask[:, None, :, None] & valid_mask[:, None, None, :]
-        context = self.att_contexts.pick(self.training)
-        if not context.is_full:
-            allowed_mask &= context.allowed(x.shape[1], x.device)
+        blocks = AttentionBlocks(valid_mask, self.att_contexts.pick(self.training))
+        pos_emb = self.dropout_emb(self.positions(blocks.num_distances, like=x)) if self.is_relative else None
         invalid_mask = ~valid_mask[:, :, None]
         kept = {}
         for index, (layer, drop_prob) in enumerate(zip(self.layers, self.layer_drop_probs)):
-            args = (x, pos_emb, allowed_mask, invalid_mask)
+            args = (x, pos_emb, blocks, invalid_mask)
             if self.activation_checkpointing and torch.is_grad_enabled():
                 y = checkpoint(layer, *args, use_reentrant=False)
             else:
@@ -227,17 +256,13 @@ def _layer_drop_probs(n_layers: int, drop_prob: float, mode: str, start_layer: i
 def _refuse_unsupported(
     *,
     reduction: str | None,
-    self_attention_model: str,
     att_chunk_context_size: Sequence[int] | None,
     conv_context_style: str,
-    global_tokens: int,
 ) -> None:
     refusals = {
         'reduction': (reduction, None, 'null'),
-        'self_attention_model': (self_attention_model, 'rel_pos', 'rel_pos'),
         'att_chunk_context_size': (att_chunk_context_size, None, 'null'),
         'conv_context_style': (conv_context_style, 'regular', 'regular'),
-        'global_tokens': (global_tokens, 0, '0'),
     }
     for key, (value, supported, name) in refusals.items():
         if value != supported:

@@ -169,3 +169,16 @@ def test_character_model_needs_no_tokenizer(tmp_path, clips):
     assert text and set(text) <= set(labels)
     with pytest.raises(ConfigError, match='labels: missing'):
         nemo_asr.models.ASRModel.restore_from(changed(tmp_path / 'char.nemo', tmp_path, labels=None, decoder={}))
+
+
+def test_local_attention_is_kept_in_the_archive_and_changes_what_frames_see(model, clips, tmp_path):
+    full = texts(model, clips[0])
+    model.change_attention_model('rel_pos_local_attn', [2, 2])
+    local = texts(model, clips[0])
+    model.save_to(tmp_path / 'local.nemo')
+    again = nemo_asr.models.ASRModel.restore_from(tmp_path / 'local.nemo')
+    assert texts(again, clips[0]) == local != full
+    model.change_attention_model('rel_pos')
+    assert texts(model, clips[0]) == full
+    with pytest.raises(ConfigError, match='att_context_size: local attention needs frames'):
+        model.change_attention_model('rel_pos_local_attn')

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_speech.collections.asr.modules import ConformerEncoder
+from nemo_speech.collections.asr.modules import ConformerEncoder, attention_context, subsampling
 from nemo_speech.collections.asr.modules.attention_context import AttentionContext
 from nemo_speech.core.errors import ConfigError
 
@@ -17,7 +17,15 @@ VARIANTS = {
     'striding2': dict(subsampling='striding', subsampling_factor=2, xscaling=False),
     'linear': dict(subsampling_factor=1, use_bias=False),
     'tied': dict(subsampling='striding', subsampling_factor=4, untie_biases=False, feat_out=12),
-}
+    'absolute': dict(subsampling='vggnet', subsampling_factor=4, self_attention_model='abs_pos'),
+    'group_norm': dict(subsampling='dw_striding', subsampling_factor=2, conv_norm_type='group_norm4'),
+    'stacking': dict(subsampling='stacking_norm', subsampling_factor=4),
+    'local': dict(subsampling_factor=2, self_attention_model='rel_pos_local_attn', att_context_size=[3, 2]),
+    'global': dict(
+        subsampling_factor=2, self_attention_model='rel_pos_local_attn', att_context_size=[3, 2],
+        global_tokens=2, global_tokens_spacing=3, global_attn_separate=True,
+    ),
+}  # fmt: skip
 
 
 def make(name: str = 'fast', **keys) -> ConformerEncoder:
@@ -54,9 +62,10 @@ def test_conformer_lengths_equal_the_arithmetic(lens: list[int], name: str) -> N
     with torch.no_grad():
         out, out_lens = encoder(audio_signal=features(len(lens), 16, max(1, *lens, 1)), length=feat_lens)
     factor = encoder.subsampling_factor
-    assert torch.equal(out_lens, (feat_lens + factor - 1) // factor)
+    spare = 0 if name == 'stacking' else factor - 1  # it has whole stacks only
+    assert torch.equal(out_lens, (feat_lens + spare) // factor)
     assert torch.equal(out_lens, encoder.num_output_frames(feat_lens))
-    assert out.shape[1:] == (encoder.d_model, (max(1, *lens, 1) + factor - 1) // factor)
+    assert out.shape[1:] == (encoder.d_model, max(1, (max(1, *lens, 1) + spare) // factor))
     assert out.isfinite().all()
 
 
@@ -145,19 +154,23 @@ def test_conformer_stochastic_depth_drops_late_layers_more_and_keeps_gradients()
 @pytest.mark.parametrize(
     'keys',
     [
-        dict(self_attention_model='rel_pos_local_attn'),
-        dict(self_attention_model='abs_pos'),
+        dict(self_attention_model='rel_pos_abs'),
         dict(att_context_size=[70]),
         dict(att_context_style='chunked_limited_with_rc'),
         dict(att_context_probs=[0.5, 0.5]),
         dict(conv_context_size=[1, 1]),
         dict(conv_context_style='dcc'),
-        dict(conv_norm_type='group_norm4'),
-        dict(subsampling='vggnet'),
+        dict(conv_norm_type='group_norm'),
+        dict(conv_norm_type='group_norm5'),
+        dict(conv_norm_type='instance_norm'),
+        dict(subsampling='dw_striding_conv1d'),
+        dict(subsampling='stacking_twice'),
+        dict(causal_downsampling=True, subsampling='vggnet'),
         dict(subsampling_factor=3),
         dict(reduction='pooling'),
         dict(conv_kernel_size=8),
         dict(stochastic_depth_drop_prob=1.0),
+        dict(att_context_size=[3, 0], self_attention_model='rel_pos_local_attn'),
         dict(global_tokens=2),
         dict(n_layers=0),
     ],
@@ -234,7 +247,7 @@ def test_conformer_draws_one_of_its_contexts_in_training_only() -> None:
 
 
 def test_allowed_frames_of_chunks_are_nemos_rule() -> None:
-    allowed = AttentionContext(2, 1, is_chunked=True).allowed(6, torch.device('cpu')).int().tolist()
+    allowed = AttentionContext(2, 1, is_chunked=True).allowed(range(6), range(6), torch.device('cpu')).int().tolist()
     assert allowed == [
         [1, 1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
@@ -243,3 +256,43 @@ def test_allowed_frames_of_chunks_are_nemos_rule() -> None:
         [0, 0, 1, 1, 1, 1],
         [0, 0, 1, 1, 1, 1],
     ]
+
+
+@pytest.mark.parametrize('name', ['fast', 'local', 'global', 'absolute'])
+@pytest.mark.parametrize('chunked', [False, True], ids=['', 'chunks'])
+@torch.no_grad()
+def test_conformer_attends_in_blocks_as_at_once(name: str, chunked: bool, monkeypatch) -> None:
+    keys = dict(att_context_size=[4, 1], att_context_style='chunked_limited') if chunked else {}
+    encoder, feats, lens = make(name, **keys), features(2, 16, 240), torch.tensor([240, 133])
+    expected, out_lens = encoder(feats, lens)
+    monkeypatch.setattr(attention_context, '_BLOCK_FRAMES', 7)
+    got, _ = encoder(feats, lens)
+    for row, length in enumerate(out_lens):
+        torch.testing.assert_close(got[row, :, :length], expected[row, :, :length], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize('kind', ['striding', 'dw_striding', 'vggnet', 'causal'])
+@torch.no_grad()
+def test_subsampling_in_pieces_equals_the_whole(kind: str, monkeypatch) -> None:
+    is_causal = kind == 'causal'
+    encoder = make(subsampling='dw_striding' if is_causal else kind, causal_downsampling=is_causal)
+    feats, lens = features(2, 203, 16), torch.tensor([203, 90])
+    expected, expected_lens = encoder.pre_encode(feats, lens)
+    monkeypatch.setattr(subsampling, '_PIECE_FRAMES', 32)
+    got, got_lens = encoder.pre_encode(feats, lens)
+    assert torch.equal(got_lens, expected_lens)
+    for row, length in enumerate(got_lens):
+        torch.testing.assert_close(got[row, :length], expected[row, :length], atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_conformer_changed_to_local_attention_sees_what_a_window_of_both_sides_shows() -> None:
+    encoder, limited = make(), make(att_context_size=[3, 2])
+    feats, lens = features(1, 16, 160), torch.tensor([160])
+    full, _ = encoder(feats, lens)
+    encoder.change_attention_model('rel_pos_local_attn', [3, 2])
+    assert torch.equal(encoder(feats, lens)[0], limited(feats, lens)[0])
+    encoder.change_attention_model('rel_pos')
+    assert torch.equal(encoder(feats, lens)[0], full)
+    with pytest.raises(ConfigError, match="self_attention_model: 'abs_pos' has other weights"):
+        encoder.change_attention_model('abs_pos')

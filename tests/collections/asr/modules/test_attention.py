@@ -2,11 +2,12 @@
 
 import torch
 
-from nemo_speech.collections.asr.modules.relative_attention import (
+from nemo_speech.collections.asr.modules.attention import (
+    MultiHeadAttention,
     RelativePositions,
-    RelPositionMultiHeadAttention,
     distance_to_key,
 )
+from nemo_speech.collections.asr.modules.attention_context import AttentionBlocks, AttentionContext
 
 
 def test_distance_to_key_picks_the_distance_of_query_and_key() -> None:
@@ -32,12 +33,11 @@ def test_positions_are_sinusoids_of_the_distance() -> None:
 
 def test_attention_equals_its_formula() -> None:
     torch.manual_seed(0)
-    attention = RelPositionMultiHeadAttention(d_model=8, n_heads=2)
+    attention = MultiHeadAttention(d_model=8, n_heads=2)
     torch.nn.init.normal_(attention.pos_bias_u)
     torch.nn.init.normal_(attention.pos_bias_v)
     x, table = torch.randn(1, 5, 8), RelativePositions(8)(5, torch.zeros(1))
-    allowed = torch.ones(1, 1, 5, 5, dtype=torch.bool)
-    allowed[..., 4] = False
+    valid_mask = torch.tensor([[True, True, True, True, False]])
     q, k, v = (getattr(attention, f'linear_{name}')(x)[0].view(5, 2, 4) for name in 'qkv')
     p = attention.linear_pos(table).view(9, 2, 4)
     scores = torch.full((2, 5, 5), float('-inf'))
@@ -47,5 +47,7 @@ def test_attention_equals_its_formula() -> None:
                 content = (q[i, head] + attention.pos_bias_u[head]) @ k[j, head]
                 position = (q[i, head] + attention.pos_bias_v[head]) @ p[4 - i + j, head]
                 scores[head, i, j] = (content + position) / 2.0
-    expected = attention.linear_out(torch.einsum('hij,jhd->ihd', scores.softmax(-1), v).flatten(1))
-    torch.testing.assert_close(attention(x, table, allowed)[0], expected, atol=1e-6, rtol=1e-5)
+    context = torch.einsum('hij,jhd->ihd', scores.softmax(-1), v).flatten(1)
+    context[4] = 0.0  # padding attends to nothing
+    blocks = AttentionBlocks(valid_mask, AttentionContext())
+    torch.testing.assert_close(attention(x, table, blocks)[0], attention.linear_out(context), atol=1e-6, rtol=1e-5)
